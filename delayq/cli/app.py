@@ -10,72 +10,67 @@ from typing import Annotated, Any
 import typer
 
 from delayq._version import __version__
-from delayq.cli import messages, queues
-from delayq.cli._help import Command, Group
-from delayq.cli.acl import acl
+from delayq.cli import lookup, messages, queues
+from delayq.cli.activity import history, workers
 from delayq.cli.bench import bench
 from delayq.cli.completion import join_words
 from delayq.cli.dashboard import dashboard
 from delayq.cli.dead import dead
 from delayq.cli.demo.command import demo
-from delayq.cli.doctor import doctor
-from delayq.cli.errors import CommandFailed
 from delayq.cli.groups import groups
-from delayq.cli.history import history
-from delayq.cli.inspect import inspect
 from delayq.cli.migrate import migrate
-from delayq.cli.output import tell
-from delayq.cli.repartition import repartition
+from delayq.cli.options import HelpfulCommand, HelpfulGroup
+from delayq.cli.output import CommandFailed, tell
 from delayq.cli.schedules import schedules, unschedule
-from delayq.cli.search import search
+from delayq.cli.server import acl, doctor
+from delayq.cli.settings import configure, repartition
 from delayq.cli.top import top
 from delayq.cli.worker.command import worker
-from delayq.cli.workers import workers
 from delayq.errors import DelayqError
 
 # Plain tracebacks, because pretty ones show the values of variables, payloads and passwords among
 # them. Help texts are Markdown, so that their paragraphs are wrapped to the width of the terminal.
 app: typer.Typer = typer.Typer(
-    cls=Group,
+    cls=HelpfulGroup,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-_LOOKING, _MESSAGES, _KEEPING, _RUNNING = "Inspect", "Messages", "Manage queues", "Run and set up"
-app.command(rich_help_panel=_LOOKING)(queues.queues)
-app.command(rich_help_panel=_LOOKING)(queues.stats)
-app.command(rich_help_panel=_LOOKING)(top)
-app.command(rich_help_panel=_LOOKING)(messages.peek)
-app.command("list", rich_help_panel=_LOOKING)(messages.list_messages)
-app.command(rich_help_panel=_LOOKING)(messages.get)
-app.command(rich_help_panel=_LOOKING)(history)
-app.command(rich_help_panel=_LOOKING)(search)
-app.command(rich_help_panel=_LOOKING)(schedules)
-app.command(rich_help_panel=_LOOKING)(workers)
-app.command(rich_help_panel=_LOOKING)(inspect)
-app.command(rich_help_panel=_LOOKING)(doctor)
+_INSPECT, _MESSAGES, _MANAGE, _RUN = "Inspect", "Messages", "Manage queues", "Run and set up"
+app.command(rich_help_panel=_INSPECT)(queues.queues)
+app.command(rich_help_panel=_INSPECT)(queues.stats)
+app.command(rich_help_panel=_INSPECT)(top)
+app.command(rich_help_panel=_INSPECT)(lookup.peek)
+app.command("list", rich_help_panel=_INSPECT)(lookup.list_messages)
+app.command(rich_help_panel=_INSPECT)(lookup.get)
+app.command(rich_help_panel=_INSPECT)(history)
+app.command(rich_help_panel=_INSPECT)(lookup.search)
+app.command(rich_help_panel=_INSPECT)(schedules)
+app.command(rich_help_panel=_INSPECT)(workers)
+app.command(rich_help_panel=_INSPECT)(lookup.inspect)
+app.command(rich_help_panel=_INSPECT)(doctor)
 app.command(rich_help_panel=_MESSAGES)(messages.offer)
 app.command(rich_help_panel=_MESSAGES)(messages.result)
 app.command(rich_help_panel=_MESSAGES)(messages.cancel)
 app.command(rich_help_panel=_MESSAGES)(messages.reschedule)
 app.command(rich_help_panel=_MESSAGES)(messages.take)
-app.add_typer(dead, name="dead", rich_help_panel=_KEEPING)
-app.add_typer(groups, name="groups", rich_help_panel=_KEEPING)
-app.command(rich_help_panel=_KEEPING)(queues.configure)
-app.command(rich_help_panel=_KEEPING)(repartition)
-app.command(rich_help_panel=_KEEPING)(queues.pause)
-app.command(rich_help_panel=_KEEPING)(queues.resume)
-app.command(rich_help_panel=_KEEPING)(queues.purge)
-app.command(rich_help_panel=_KEEPING)(unschedule)
-app.command(rich_help_panel=_KEEPING)(migrate)
-app.command(rich_help_panel=_RUNNING)(worker)
-app.command(rich_help_panel=_RUNNING)(dashboard)
-app.command(rich_help_panel=_RUNNING)(acl)
-app.command(rich_help_panel=_RUNNING)(bench)
-app.command(rich_help_panel=_RUNNING)(demo)
+app.add_typer(dead, name="dead", rich_help_panel=_MANAGE)
+app.add_typer(groups, name="groups", rich_help_panel=_MANAGE)
+app.command(rich_help_panel=_MANAGE)(configure)
+app.command(rich_help_panel=_MANAGE)(repartition)
+app.command(rich_help_panel=_MANAGE)(queues.pause)
+app.command(rich_help_panel=_MANAGE)(queues.resume)
+app.command(rich_help_panel=_MANAGE)(queues.purge)
+app.command(rich_help_panel=_MANAGE)(unschedule)
+app.command(rich_help_panel=_MANAGE)(migrate)
+app.command(rich_help_panel=_RUN)(worker)
+app.command(rich_help_panel=_RUN)(dashboard)
+app.command(rich_help_panel=_RUN)(acl)
+app.command(rich_help_panel=_RUN)(bench)
+app.command(rich_help_panel=_RUN)(demo)
 for _part in (app, dead, groups):
     for _command in _part.registered_commands:
-        _command.cls = Command
+        _command.cls = HelpfulCommand
 
 
 # With a callback, a lone command keeps its name.

@@ -14,9 +14,8 @@ from delayq import Offer
 from delayq.admin.catalog import FoundQueue, QueueKind
 from delayq.admin.doctor import clock_ahead
 from delayq.cli.demo.figures import percentile
-from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Url, duration
-from delayq.cli.output import print_json, progress, show_fields, tell
+from delayq.cli.output import CommandFailed, print_json, progress, show_fields, tell
 from delayq.cli.running import with_client
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import delayq
-from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, Queues, RequiredUrl  # noqa: TC001 - typer reads them
-from delayq.cli.output import report, tell
+from delayq.cli.options import AsJson, Queues, RequiredUrl
+from delayq.cli.output import CommandFailed, report, tell
 from delayq.cli.running import public_part, server_of
 
 if TYPE_CHECKING:

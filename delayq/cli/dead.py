@@ -10,12 +10,12 @@ import typer
 
 from delayq.admin import letters as admin
 from delayq.admin.letters import GroupBy, LetterQuery
-from delayq.cli._help import Group
-from delayq.cli.errors import CommandFailed
+from delayq.cli.message_view import payload_of
 from delayq.cli.options import (
     AsJson,
     CodecName,
-    Limit,
+    HelpfulGroup,
+    MaxRows,
     Offset,
     ReliableOnly,
     Target,
@@ -25,6 +25,7 @@ from delayq.cli.options import (
     duration,
 )
 from delayq.cli.output import (
+    CommandFailed,
     moment_cell,
     moment_json,
     moment_text,
@@ -40,7 +41,6 @@ from delayq.cli.output import (
 )
 from delayq.cli.queues import confirm
 from delayq.cli.running import at_server_time, clock, with_client
-from delayq.cli.shown import payload_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
 
 dead: typer.Typer = typer.Typer(
-    cls=Group, help="List, redrive or purge the dead letters of a reliable queue."
+    cls=HelpfulGroup, help="List, redrive or purge the dead letters of a reliable queue."
 )
 
 _DOING = "have dead letters"
@@ -120,7 +120,7 @@ class _Choice:
 @dead.command("list")
 def list_dead(
     queue: ReliableOnly,
-    limit: Limit = 20,
+    limit: MaxRows = 20,
     offset: Offset = 0,
     error: Error = None,
     reason: Reason = None,

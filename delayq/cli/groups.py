@@ -11,12 +11,18 @@ import typer
 from delayq._reliable.limits import Limit
 from delayq.admin.reliable import ReliableInspector
 from delayq.admin.wording import describe_group_limit, describe_group_state
-from delayq.cli._help import Group as HelpfulGroup
-from delayq.cli.errors import CommandFailed
-from delayq.cli.limits import LIMIT_METAVAR, limit_of, limit_shown
-from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
-from delayq.cli.options import Limit as Most  # noqa: TC001
+from delayq.cli.options import (
+    LIMIT_METAVAR,
+    AsJson,
+    HelpfulGroup,
+    MaxRows,
+    ReliableOnly,
+    Url,
+    limit_of,
+    limit_shown,
+)
 from delayq.cli.output import (
+    CommandFailed,
     moment_cell,
     moment_json,
     print_json,
@@ -46,7 +52,7 @@ Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the grou
 @groups.command("list")
 def list_groups(
     queue: ReliableOnly,
-    limit: Most = 20,
+    limit: MaxRows = 20,
     after: Annotated[
         str | None,
         typer.Option(metavar="GROUP", help="List only groups whose names come after this one."),

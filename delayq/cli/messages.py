@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayq._reliable.offering import OnDuplicate  # noqa: TC001 - typer reads it
-from delayq._reliable.replies import State  # noqa: TC001 - typer reads it
+from delayq._reliable.offering import OnDuplicate
 from delayq.admin.delayed import DelayedInspector
-from delayq.admin.reliable import ReliableInspector
-from delayq.cli.errors import CommandFailed
+from delayq.cli.message_view import no_message
 from delayq.cli.options import (
     AsJson,
     At,
     CodecName,
     Delay,
-    Limit,
-    Offset,
+    Id,
     Queue,
     RequiredUrl,
     Target,
@@ -29,6 +26,7 @@ from delayq.cli.options import (
     value_of,
 )
 from delayq.cli.output import (
+    CommandFailed,
     moment_json,
     moment_text,
     payload_json,
@@ -39,16 +37,12 @@ from delayq.cli.output import (
     write,
 )
 from delayq.cli.running import at_server_time, server_of, with_client
-from delayq.cli.shown import MessageView, show_list, show_one
 from delayq.errors import DuplicateMessage, MessageFailed, NoResult, ResultTimeout
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Client, ReliableQueue
-    from delayq.codecs import Codec
-
-Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 
 
 def offer(
@@ -170,89 +164,6 @@ def offer(
     _report_due(queue, name, due_at, now, as_json=as_json)
 
 
-def peek(
-    queue: Queue,
-    limit: Limit = 10,
-    codec: CodecName = "json",
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the next messages without taking them: ready ones first, then those due soonest.
-
-    Exit status: 0, or 1 if there are none.
-
-    Example: `delayq peek mails`
-    """
-    how = codec_of(codec)
-
-    async def look(client: Client) -> list[MessageView]:
-        await queue.check_existence(client)
-        ready = await _page(client, queue, "ready", how, 0, limit)
-        return ready + await _page(client, queue, "delayed", how, 0, limit - len(ready))
-
-    found, now = at_server_time(url, look)
-    show_list(found, now, as_json=as_json, mixed=True)
-    raise typer.Exit(0 if found else 1)
-
-
-def list_messages(
-    queue: Queue,
-    state: Annotated[State, typer.Option(help="The state of the messages.")] = "delayed",
-    limit: Limit = 100,
-    offset: Offset = 0,
-    codec: CodecName = "json",
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the messages in one state, in order of delivery, without taking them.
-
-    Leased messages are listed with the end of their lease. Exit status: 0, or 1 if there are none.
-
-    Example: `delayq list mails --state ready`
-    """
-    how = codec_of(codec)
-
-    async def look(client: Client) -> tuple[list[MessageView], str]:
-        await queue.check_existence(client)
-        page = await _page(client, queue, state, how, offset, limit)
-        return page, "" if page else await _elsewhere(client, queue, state, offset)
-
-    (found, elsewhere), now = at_server_time(url, look)
-    show_list(found, now, as_json=as_json, if_empty=elsewhere)
-    raise typer.Exit(0 if found else 1)
-
-
-def get(
-    queue: Queue,
-    id: Id,  # noqa: A002
-    codec: CodecName = "json",
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show one message without taking it.
-
-    In a delayed queue, this works while the message is pending. The command has to search for it.
-
-    Exit status: 0, or 1 if there is no message with that id.
-
-    Example: `delayq get mails welcome-3`
-    """
-    how = codec_of(codec)
-
-    async def look(client: Client) -> MessageView | None:
-        if queue.is_reliable:
-            await queue.check_existence(client)
-            message = await ReliableInspector.of(client, queue.name).get(id)
-            return None if message is None else MessageView.of_message(message, how)
-        record = await DelayedInspector.of(client, queue.name).find_record(id)
-        return None if record is None else MessageView.of_record(record, "delayed", how)
-
-    found, now = at_server_time(url, look)
-    if found is None:
-        raise _none_of(id)
-    show_one(found, now, as_json=as_json)
-
-
 def result(
     queue: Queue,
     id: Id,  # noqa: A002
@@ -314,7 +225,7 @@ def cancel(
         return await DelayedInspector.of(client, queue.name).cancel_record(id)
 
     if not with_client(url, act):
-        raise _none_of(id)
+        raise no_message(id)
     report(
         {"queue": queue.name, "id": id, "cancelled": True}, f"{id} is cancelled", as_json=as_json
     )
@@ -349,7 +260,7 @@ def reschedule(
 
     (moved, due_at), now = at_server_time(url, act)
     if not moved:
-        raise _none_of(id)
+        raise no_message(id)
     _report_due(queue, id, due_at, now, as_json=as_json)
 
 
@@ -411,36 +322,6 @@ def take(
         raise typer.Exit(1)
 
 
-async def _page(
-    client: Client, queue: Target, state: State, codec: Codec[Any], offset: int, limit: int
-) -> list[MessageView]:
-    if queue.is_reliable:
-        inspector = ReliableInspector.of(client, queue.name)
-        messages = await inspector.live_messages(state, offset, limit)
-        return [MessageView.of_message(message, codec) for message in messages]
-    records = await DelayedInspector.of(client, queue.name).records(
-        state, offset=offset, limit=limit
-    )
-    return [MessageView.of_record(record, state, codec) for record in records]
-
-
-async def _elsewhere(client: Client, queue: Target, state: State, offset: int) -> str:
-    """Say where the messages of a queue are if none of one state is listed."""
-    inspector = queue.inspector(client)
-    if isinstance(inspector, ReliableInspector):
-        await inspector.all_stores()
-    depth = await inspector.depth()
-    counts = {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}
-    if offset and counts[state]:
-        return f"no messages: --offset is {offset:,}, and {counts[state]:,} are {state}"
-    others = [
-        f"{count:,} {'is' if count == 1 else 'are'} {other}: --state {other}"
-        for other, count in counts.items()
-        if count and other != state
-    ]
-    return "; ".join([f"no {state} messages", *others])
-
-
 async def _due_at(handle: ReliableQueue[bytes], id: str) -> datetime | None:  # noqa: A002
     """Return when a message is due; None if another client has it already."""
     found = await handle.get(id)
@@ -468,8 +349,3 @@ def _print_taken(queue: Target, facts: dict[str, Any], *, as_json: bool) -> None
         print_json({"queue": queue.name, **facts})
     else:
         write(text_of(facts))
-
-
-def _none_of(id: str) -> typer.Exit:  # noqa: A002
-    tell(f"there is no message {id!r}, or it has already been delivered")
-    return typer.Exit(1)

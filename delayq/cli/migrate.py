@@ -21,7 +21,7 @@ from rich.progress import (
 import delayq
 from delayq.admin.migrate import MAX_BATCH
 from delayq.admin.migrate import migrate as steps_of
-from delayq.cli.options import AsJson, DelayedOnly, RequiredUrl  # noqa: TC001 - typer reads them
+from delayq.cli.options import AsJson, DelayedOnly, RequiredUrl
 from delayq.cli.output import print_json, tell, write
 from delayq.cli.running import public_part, server_of, until_signalled
 

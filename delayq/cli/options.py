@@ -1,4 +1,4 @@
-"""Options that many commands share, and the parsing of their values."""
+"""Options that many commands share, the parsing of their values, and their help."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from delayq import codecs
 from delayq.admin.catalog import KINDS, FoundQueue
 from delayq.admin.delayed import DelayedInspector
 from delayq.admin.reliable import ReliableInspector
-from delayq.admin.wording import read_duration
+from delayq.admin.wording import describe_limit, read_duration, read_limit
 from delayq.cli.completion import delayed_names, queue_names, reliable_names
-from delayq.cli.errors import CommandFailed, NoQueue
+from delayq.cli.output import CommandFailed, NoQueue, span
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
 from delayq.errors import BadInput
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq._reliable.limits import Limit
     from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
 
@@ -74,7 +76,7 @@ DemoUrl = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
-Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")]
+MaxRows = Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")]
 Offset = Annotated[int, typer.Option(min=0, help="Skip this many.")]
 Delay = Annotated[
     str | None,
@@ -112,6 +114,8 @@ CodecName = Annotated[
 
 _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
 _NAMED_ZONE = re.compile(r"(.*[0-9])\s+([A-Za-z][A-Za-z0-9_+/-]*)")
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 
 
 class Target(FoundQueue):
@@ -352,3 +356,70 @@ def value_of(text: str, *, as_text: bool, codec: str) -> Any:
         ) from None
     except RecursionError:
         raise CommandFailed("the value is not JSON (nested too deeply)") from None
+
+
+LIMIT_METAVAR = "N|N/PERIOD|none"
+
+QueueLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--limit",
+        metavar=LIMIT_METAVAR,
+        help="How many messages run at a time, or start within a period: 5, 100/s, 5,100/10m.",
+    ),
+]
+GroupLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--group-limit",
+        metavar=LIMIT_METAVAR,
+        help="The same for each group without a limit of its own; also: ordered.",
+    ),
+]
+
+
+def limit_of(text: str, option: str) -> Limit | None:
+    """Return the limit that a text describes.
+
+    Raises:
+        CommandFailed: It describes none, or an impossible one.
+    """
+    try:
+        return read_limit(text, option)
+    except BadInput as error:
+        raise CommandFailed(str(error)) from error
+
+
+def limit_shown(limit: Limit | None) -> str:
+    """Return a limit in words, such as ``5 at a time, 100 in 10 min``."""
+    return describe_limit(limit, span)
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+        elif param.name in ("queue", "queues"):
+            # The name of the argument says what it is.
+            param.display_type_rich = _no_type
+    return params
+
+
+def _no_type(ctx: Any) -> None:
+    """Return no type. typer passes the context by its name."""
+
+
+class HelpfulCommand(TyperCommand):
+    """A command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, ``--help`` among them."""
+        return _without_types(super().get_params(ctx))
+
+
+class HelpfulGroup(TyperGroup):
+    """A group of commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, ``--help`` among them."""
+        return _without_types(super().get_params(ctx))

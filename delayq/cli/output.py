@@ -1,4 +1,4 @@
-"""The output of commands: tables for people, JSON for programs.
+"""The output of commands: tables for people, JSON for programs, and the errors that end them.
 
 Everything that a command prints goes through :func:`words`, :func:`write` or :func:`print_json`,
 because anyone who may offer chooses ids, headers, errors and names: a terminal would carry out the
@@ -35,6 +35,18 @@ _FIGURE = re.compile(r"[0-9.,]+|-|")
 _NARROWEST = 8
 _ENDLESS = 2**31
 _BARS = " ▁▂▃▄▅▆▇█"
+
+
+class CommandFailed(Exception):
+    """The command cannot be carried out: one line on stderr, and exit status 2."""
+
+    status = 2
+
+
+class NoQueue(CommandFailed):
+    """There is no such queue: one line on stderr, and exit status 1."""
+
+    status = 1
 
 
 def console(*, stderr: bool = False) -> Console:

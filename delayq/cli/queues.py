@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,25 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.live import Live
 
-from delayq._reliable.settings import Expired  # noqa: TC001 - typer reads it
 from delayq.admin.catalog import list_queues
 from delayq.admin.delayed import DelayedInspector, PurgeState
 from delayq.admin.reliable import ReliableInspector
-from delayq.cli.declared import configure_from
-from delayq.cli.errors import CommandFailed, NoQueue
-from delayq.cli.limits import GroupLimit, QueueLimit, limit_of, limit_shown
 from delayq.cli.options import (
     AsJson,
     Queue,
     ReliableOnly,
-    ReliableOrAll,
-    Target,
     Url,
-    UrlOrWorkers,
     Yes,
-    duration,
 )
 from delayq.cli.output import (
+    CommandFailed,
     console,
     moment_json,
     moment_text,
@@ -46,7 +38,7 @@ from delayq.cli.output import (
 )
 from delayq.cli.running import clock, with_client
 from delayq.cli.schedules import change_schedule
-from delayq.client import URL_VARIABLE
+from delayq.cli.settings import setting_lines
 from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
@@ -59,7 +51,6 @@ if TYPE_CHECKING:
     _Stats = tuple[QueueDepth, datetime | None]
 
 _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
-_MOST_DIGITS = 100
 # A message that is due for less than this, seconds, is not late.
 _LATE = 1.0
 
@@ -119,126 +110,6 @@ def stats(
             await _print_stats(client, queue, as_json=as_json)
 
     with_client(url, act)
-
-
-def configure(
-    queue: ReliableOrAll = None,
-    max_size: Annotated[
-        str | None,
-        typer.Option(metavar="N|none", help="Refuse offers beyond this many live messages."),
-    ] = None,
-    expired: Annotated[
-        Expired | None, typer.Option(help="What to do with messages past their time to live.")
-    ] = None,
-    dedup_window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION|none",
-            help="How long the id of a handled message stays taken: 90 (seconds), 1h.",
-        ),
-    ] = None,
-    partitions: Annotated[int | None, typer.Option(min=1, help="The number of partitions.")] = None,
-    keep_dead: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION|none", help="Drop dead letters older than this: 12h, 30d."),
-    ] = None,
-    max_dead: Annotated[
-        str | None,
-        typer.Option(metavar="N|none", help="Drop the oldest dead letters beyond this many."),
-    ] = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION|none", help="How long to keep results and attempts of messages: 7d."
-        ),
-    ] = None,
-    max_kept: Annotated[
-        int | None, typer.Option(min=1, help="Keep those of at most this many messages.")
-    ] = None,
-    limit: QueueLimit = None,
-    group_limit: GroupLimit = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Accept the name of a queue that has never been used.")
-    ] = False,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="MODULE:ATTRIBUTE",
-            help="Take the settings that this delayq.Worker declares, for all its queues.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --from: only show what would change.")
-    ] = False,
-    url: UrlOrWorkers = None,
-    as_json: AsJson = False,
-) -> None:
-    """Change settings of a reliable queue, for all its clients, and show all of them.
-
-    Clients that are running use the new settings at once. Code that declares other settings goes
-    on with these, and logs a warning when it starts. The number of partitions can change only while
-    nothing is in the queue. Without an option for a setting, nothing is changed. If there is no
-    such queue, the command fails unless you add --create.
-
-    With --from, the server gets what an application declares: a step of a deployment.
-
-    Exit status: 0; 1 if a queue cannot get all that --from declares for it.
-
-    Example: `delayq configure mails --max-size 10000`
-    """
-    window = "0" if dedup_window == "none" else dedup_window
-    changes: dict[str, Any] = {
-        "expired": expired,
-        "dedup_window": duration(window, "--dedup-window"),
-        "partitions": partitions,
-        "keep": duration("0" if keep == "none" else keep, "--keep"),
-        "max_kept": max_kept,
-    }
-    if max_size is not None:
-        changes["max_size"] = _limit(max_size, "--max-size")
-    if keep_dead is not None:
-        changes["keep_dead"] = None if keep_dead == "none" else duration(keep_dead, "--keep-dead")
-    if max_dead is not None:
-        changes["max_dead"] = _limit(max_dead, "--max-dead")
-    if limit is not None:
-        changes["limit"] = limit_of(limit, "--limit")
-    if group_limit is not None:
-        changes["group_limit"] = limit_of(group_limit, "--group-limit")
-    if where is not None:
-        if create or any(change is not None for change in changes.values()):
-            raise CommandFailed("--from takes the settings from the code: leave the others out")
-        return configure_from(where, queue, url, dry_run=dry_run, as_json=as_json)
-    if queue is None or dry_run:
-        raise CommandFailed(
-            "name a queue and settings, or an application: delayq configure mails --max-size 1000;"
-            " delayq configure --from app.jobs:worker --dry-run"
-        )
-    return _configure(
-        queue, changes, url or os.environ.get(URL_VARIABLE), create=create, as_json=as_json
-    )
-
-
-def _configure(
-    queue: Target, changes: dict[str, Any], url: str | None, *, create: bool, as_json: bool
-) -> None:
-    async def act(client: Client) -> QueueSettings:
-        handle = queue.reliable(client, "be configured")
-        if not await ReliableInspector.of(client, queue.name).exists():
-            if not create:
-                raise NoQueue(
-                    f"there is no reliable queue {queue.name!r}: to give a new queue its settings"
-                    " before its first message, add --create"
-                )
-            # So that something is stored.
-            changes["partitions"] = changes["partitions"] or 1
-        return await handle.configure(**changes)
-
-    settings = with_client(url, act)
-    if as_json:
-        print_json({"queue": queue.name, **asdict(settings)})
-    else:
-        show_fields(_setting_lines(settings))
 
 
 def pause(
@@ -378,35 +249,6 @@ async def _stats(client: Client, queue: FoundQueue) -> _Stats:
     return await inspector.depth(), await inspector.next_due_at()
 
 
-def _limit(text: str, option: str) -> int | None:
-    if text == "none":
-        return None
-    if not text.isascii() or not text.isdigit() or not text.strip("0"):
-        raise CommandFailed(f"{option} must be a number from 1 up, or none, not {text!r}")
-    # Python converts no more than some thousand digits.
-    if len(text) > _MOST_DIGITS:
-        raise CommandFailed(f"{option} is too large: it has {len(text):,} digits")
-    return int(text)
-
-
-def _setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
-    window = settings.dedup_window
-    return [
-        ("partitions", f"{settings.partitions:,}"),
-        ("max size", f"{settings.max_size:,}" if settings.max_size else "none"),
-        ("expired", settings.expired),
-        ("dedup window", span(window) if window else "none"),
-        ("keep dead", span(settings.keep_dead) if settings.keep_dead else "for good"),
-        ("max dead", f"{settings.max_dead:,}" if settings.max_dead else "none"),
-        (
-            "keep",
-            f"{span(settings.keep)}, up to {settings.max_kept:,}" if settings.keep else "none",
-        ),
-        ("limit", limit_shown(settings.limit)),
-        ("group limit", limit_shown(settings.group_limit)),
-    ]
-
-
 async def _print_stats(client: Client, queue: FoundQueue, *, as_json: bool) -> None:
     found, settings = await _stats(client, queue), await _settings(client, queue)
     if as_json:
@@ -502,4 +344,4 @@ def _lines(
         ("oldest due", f"{span(depth.oldest_due_age)} ago" if depth.ready else "-"),
     ]
     lines.append(("paused", "yes" if depth.paused else "no"))
-    return lines if settings is None else [*lines, *_setting_lines(settings)]
+    return lines if settings is None else [*lines, *setting_lines(settings)]

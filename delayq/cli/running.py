@@ -14,8 +14,7 @@ import typer
 
 import delayq
 from delayq._redis.url import redacted
-from delayq.cli.errors import CommandFailed
-from delayq.cli.output import tell
+from delayq.cli.output import CommandFailed, tell
 from delayq.client import URL_VARIABLE
 from delayq.errors import ServerRefused
 

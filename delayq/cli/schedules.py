@@ -8,15 +8,15 @@ import typer
 
 from delayq.admin.catalog import list_queues
 from delayq.admin.reliable import ReliableInspector
-from delayq.cli.errors import CommandFailed
-from delayq.cli.options import (  # noqa: TC001 - typer reads them
+from delayq.cli.options import (
     AsJson,
-    Limit,
+    MaxRows,
     ReliableOnly,
     ReliableOrAll,
     Url,
 )
 from delayq.cli.output import (
+    CommandFailed,
     moment_cell,
     moment_json,
     print_json,
@@ -39,7 +39,7 @@ _DOING = "have schedules"
 
 def schedules(
     queue: ReliableOrAll = None,
-    limit: Limit = 100,
+    limit: MaxRows = 100,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:

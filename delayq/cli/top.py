@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from delayq.admin.catalog import list_queues
-from delayq.cli.options import AsJson, Queues, Url  # noqa: TC001 - typer reads them
+from delayq.cli.options import AsJson, Queues, Url
 from delayq.cli.output import console, cut, moment_json, print_json, words, write
 from delayq.cli.queues import state_of, stats_or_error
 from delayq.cli.running import clock, with_client

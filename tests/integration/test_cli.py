@@ -28,8 +28,8 @@ from delayq.admin.acl import acl_rules
 from delayq.admin.catalog import FoundQueue
 from delayq.admin.delayed import DelayedInspector
 from delayq.cli.app import run
-from delayq.cli.errors import CommandFailed
 from delayq.cli.options import Target
+from delayq.cli.output import CommandFailed
 from delayq.cli.worker.child import find
 from delayq.codecs import BytesCodec, StringCodec
 from tests.support.command_line import CLOSING, MAILS, SECRET, Cli, cli, ctrl_c_at, seed

@@ -18,9 +18,8 @@ import pytest
 from rich.console import Console
 
 from delayq.cli.app import run as command
+from delayq.cli.demo.command import Plan, live, print_summary
 from delayq.cli.demo.figures import Ledger, latest_offset, percentile
-from delayq.cli.demo.run import Plan
-from delayq.cli.demo.screen import live, print_summary
 from delayq.cli.running import public_part
 from tests.support.fields import fields
 from tests.support.terminal import PATIENCE, ROOT

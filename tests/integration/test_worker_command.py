@@ -19,9 +19,9 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq.cli.app import run
-from delayq.cli.errors import CommandFailed
+from delayq.cli.output import CommandFailed
 from delayq.cli.worker.child import _metrics, find
-from delayq.cli.worker.supervisor import send
+from delayq.cli.worker.command import send
 from tests.integration.test_demo import alive, descendants, linux_only
 from tests.support.reliable import depths
 from tests.support.servers import free_port

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import delayq
-from delayq.cli.errors import CommandFailed
-from delayq.cli.output import clean
+from delayq.cli.output import CommandFailed, clean
 from delayq.client import URL_VARIABLE
 
 if TYPE_CHECKING:

@@ -1,17 +1,30 @@
-"""The command ``delayq worker``: its options and its exit status."""
+"""The command ``delayq worker``: keeps processes running, and restarts them when code changes."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
 
-from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, WorkerUrl  # noqa: TC001 - typer reads them
-from delayq.cli.worker.supervisor import Plan, Supervisor
+from delayq._redis.retry import retry_delay
+from delayq.cli.options import AsJson, WorkerUrl
+from delayq.cli.output import CommandFailed, print_json, tell, write
+from delayq.cli.running import SIGNALS, python
+from delayq.client import URL_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 _PORTS = 65_536
 
@@ -98,3 +111,260 @@ def worker(
         as_json=as_json,
     )
     raise typer.Exit(anyio.run(Supervisor(plan).run))
+
+
+# A process that lived longer, seconds, did not fail to start: the next one starts soon.
+_STEADY = 10.0
+# The number of queues that the first line names.
+_MOST_QUEUES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to run, and how.
+
+    Attributes:
+        where: The worker, as ``module:attribute``.
+        processes: The number of processes.
+        url: The server; None if the worker knows it.
+        burst: Whether to end when nothing is due.
+        reload: The directories whose Python files restart the worker when they change.
+        metrics: Host and port of the first process's; the others use the next ports.
+        as_json: Whether events are printed for programs.
+    """
+
+    where: str
+    processes: int = 1
+    url: str | None = None
+    burst: bool = False
+    reload: tuple[Path, ...] = ()
+    metrics: tuple[str, int] | None = None
+    as_json: bool = False
+
+
+class Supervisor:
+    """Starts the processes, replaces those that die, and passes signals on."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._stopping = asyncio.Event()
+        self._killed_by: int | None = None
+        # Whether a process has ever started. Until then, a failure is the command's.
+        self._proven = False
+        self._refused: str | None = None
+        self._died = 0
+        self._introduced = False
+        # Set when the code has changed, and replaced for the next change.
+        self._changed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Run until everything has ended, and return the exit status. Raises CommandFailed."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._signalled, number)
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            await asyncio.gather(
+                *(self._keep(place) for place in range(1, self._plan.processes + 1))
+            )
+        finally:
+            watching.cancel()
+            for process in self._running:
+                send(process, signal.SIGKILL)
+        if self._killed_by is not None:
+            return 128 + self._killed_by
+        if self._refused is not None:
+            raise CommandFailed(self._refused)
+        return 1 if self._plan.burst and self._died else 0
+
+    async def _watch(self) -> None:
+        """Stop the processes, to be started again, whenever their code changes."""
+        if not self._plan.reload:
+            return
+        from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - an extra
+
+        try:
+            async for changes in awatch(*self._plan.reload, watch_filter=PythonFilter()):
+                first, *others = sorted({Path(path).name for _, path in changes})
+                more = f" and {len(others)} more" if others else ""
+                self._say(f"{first}{more} changed: restarting the worker")
+                before, self._changed = self._changed, asyncio.Event()
+                before.set()
+        except (OSError, RuntimeError) as error:
+            self._say(f"cannot watch for changes any longer: {error}")
+
+    async def _keep(self, place: int) -> None:
+        """Keep one process running, restarting it when it dies."""
+        failures = 0
+        while not self._stopping.is_set():
+            started, changed = time.monotonic(), self._changed
+            status = await self._run_once(place, changed)
+            if self._stopping.is_set() or (self._plan.burst and status == 0):
+                return
+            if changed.is_set():
+                failures = 0
+                continue
+            if time.monotonic() - started > _STEADY:
+                failures = 0
+            failures += 1
+            self._died += 1
+            how = (
+                f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+            )
+            if self._plan.burst:
+                self._say(f"process {place} {how}")
+                return
+            if self._plan.reload:
+                self._say(f"process {place} {how}; it is started again when the code changes")
+                await _first(self._stopping, changed)
+                continue
+            wait = retry_delay(failures, base=0.5, most=30.0)
+            self._say(f"process {place} {how}; restarting it in {wait:.1f} s")
+            try:
+                await asyncio.wait_for(self._stopping.wait(), wait)
+            except TimeoutError:
+                continue
+
+    async def _run_once(self, place: int, changed: asyncio.Event) -> int:
+        """Run one process, and return its exit status. Ask it to stop when the code changes."""
+        theirs, lifeline = os.pipe()
+        report, told = os.pipe()
+        try:
+            command = python("delayq.cli.worker.child")
+            if self._plan.burst:
+                command.append("--burst")
+            if self._plan.url is not None:
+                command.append("--url")
+            if self._plan.metrics is not None:
+                host, first = self._plan.metrics
+                command.append(f"--metrics={host}:{first + place - 1}")
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                "--",
+                self._plan.where,
+                str(theirs),
+                str(told),
+                env=self._environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                # The output of handlers must not be mixed with our JSON documents.
+                stdout=2 if self._plan.as_json else None,
+                pass_fds=(theirs, told),
+                # Ctrl-C is for this process, which passes it on.
+                process_group=0,
+            )
+            self._running.add(process)
+            os.close(theirs)
+            os.close(told)
+            theirs = told = -1
+            if self._stopping.is_set():
+                # A signal came while it started.
+                send(process, signal.SIGTERM if self._killed_by is None else signal.SIGKILL)
+            stopping = asyncio.ensure_future(_stop_at(changed, process))
+            try:
+                if (facts := await self._listen(report)) is not None:
+                    self._introduce(facts)
+                    self._tell(place, process.pid, "ready", facts)
+                status = await process.wait()
+            finally:
+                stopping.cancel()
+            self._running.discard(process)
+            self._tell(place, process.pid, "ended", {"status": status})
+            return status
+        finally:
+            for descriptor in (theirs, told, lifeline, report):
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    async def _listen(self, report: int) -> dict[str, Any] | None:
+        """Wait until the process reports how it started. Returns what it does; None if it failed
+        to start.
+        """
+        loop = asyncio.get_running_loop()
+        said = asyncio.Event()
+        loop.add_reader(report, said.set)
+        try:
+            await said.wait()
+        finally:
+            loop.remove_reader(report)
+        with open(report, "rb", closefd=False) as lines:  # noqa: ASYNC230 - it is there already
+            line = lines.readline().decode(errors="replace").strip()
+        word, _, facts = line.partition(" ")
+        if word == "ready":
+            self._proven = True
+            started: dict[str, Any] = json.loads(facts)
+            return started
+        if line and (self._proven or self._plan.reload):
+            self._say(line)
+        elif line and self._refused is None:
+            self._refused = line
+            self._stop(signal.SIGTERM)
+        return None
+
+    def _introduce(self, facts: Mapping[str, Any]) -> None:
+        """Print once what the worker does, for people."""
+        if self._introduced or self._plan.as_json:
+            return
+        self._introduced = True
+        plan, queues = self._plan, facts["queues"]
+        shown = ", ".join(queues[:_MOST_QUEUES])
+        if len(queues) > _MOST_QUEUES:
+            shown += f" and {len(queues) - _MOST_QUEUES} more"
+        each = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
+        # Without the command's name, which introduces problems.
+        tell(
+            f"{plan.where} handles {'queue' if len(queues) == 1 else 'queues'} {shown} of"
+            f" {facts['server']}, up to {facts['concurrency']:,} messages at a time{each}",
+            prefix="",
+        )
+
+    def _environment(self) -> dict[str, str] | None:
+        return None if self._plan.url is None else os.environ | {URL_VARIABLE: self._plan.url}
+
+    def _signalled(self, number: int) -> None:
+        if self._stopping.is_set():
+            self._killed_by = number
+            self._stop(signal.SIGKILL)
+        else:
+            self._stop(signal.SIGTERM)
+
+    def _stop(self, number: int) -> None:
+        self._stopping.set()
+        for process in self._running:
+            send(process, number)
+
+    def _tell(self, place: int, pid: int, event: str, more: Mapping[str, Any]) -> None:
+        """Print an event, for programs."""
+        if not self._plan.as_json:
+            return
+        # The reader may be gone, but the work continues.
+        with suppress(OSError):
+            print_json({"process": place, "pid": pid, "event": event, **more})
+
+    def _say(self, line: str) -> None:
+        """Print a problem, for people."""
+        write(f"delayq: {line}", stderr=True)
+
+
+async def _stop_at(changed: asyncio.Event, process: asyncio.subprocess.Process) -> None:
+    await changed.wait()
+    send(process, signal.SIGTERM)
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def send(process: asyncio.subprocess.Process, number: int) -> None:
+    """Send a process a signal, if it is still running."""
+    # Before CPython 3.13, asyncio's own way may collect the exit status of a child that has just
+    # ended, so that its watcher finds none and takes it for 255 (python/cpython#87744).
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)

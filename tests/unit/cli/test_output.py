@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayq.cli.app import app
-from delayq.cli.errors import CommandFailed
 from delayq.cli.options import instant
-from delayq.cli.output import duration_text, moment_cell, moment_text, show_table, span, sparkline
+from delayq.cli.output import (
+    CommandFailed,
+    duration_text,
+    moment_cell,
+    moment_text,
+    show_table,
+    span,
+    sparkline,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from delayq._durations import moment_us
 from delayq._reliable.bodies import parse
 from delayq._reliable.error_text import unpack_error
@@ -17,6 +19,7 @@ from delayq.cli.output import (
     say,
     show_fields,
     show_table,
+    tell,
     text_of,
 )
 from delayq.errors import DecodeError
@@ -185,3 +188,8 @@ def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
     if "error" in facts:
         lines.append(("unreadable", facts["error"]))
     show_fields(lines)
+
+
+def no_message(id: str) -> typer.Exit:  # noqa: A002
+    tell(f"there is no message {id!r}, or it has already been delivered")
+    return typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The command ``history``, of a queue or of one of its messages."""
+"""The commands ``history`` and ``workers``: what happens in reliable queues, and where."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
+from delayq.admin.catalog import list_workers
+from delayq.cli.options import (
+    AsJson,
+    ReliableOnly,
+    ReliableOrAll,
+    Url,
+)
 from delayq.cli.output import (
+    CommandFailed,
     duration_text,
     moment_cell,
     moment_json,
@@ -21,18 +27,21 @@ from delayq.cli.output import (
     sparkline,
 )
 from delayq.cli.running import at_server_time
+from delayq.errors import ServerRefused
 from delayq.stats import Activity
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Attempt, Client, MessageHistory
+    from delayq.stats import WorkerInfo
 
-_DOING = "have a history"
+
+_HAVE_HISTORY = "have a history"
 _COUNTS = ("offered", "handled", "failed", "dead", "expired")
-_COLUMNS = ("from", *_COUNTS, "late p50", "late p99", "took p50", "took p99")
+_HISTORY_COLUMNS = ("from", *_COUNTS, "late p50", "late p99", "took p50", "took p99")
 # The largest number of rows in the table.
-_ROWS = 12
+_MAX_ROWS = 12
 
 
 def history(
@@ -66,7 +75,7 @@ def history(
 
     Example: `delayq history mails --hours 24`
     """
-    queue.check_reliable(_DOING)
+    queue.check_reliable(_HAVE_HISTORY)
     if minutes is not None and hours is not None:
         raise CommandFailed("use either --minutes or --hours")
     if id is not None:
@@ -74,14 +83,16 @@ def history(
         return
 
     async def look(client: Client) -> list[Activity]:
-        return await (await queue.existing(client, _DOING)).activity(minutes=minutes, hours=hours)
+        return await (await queue.existing(client, _HAVE_HISTORY)).activity(
+            minutes=minutes, hours=hours
+        )
 
     found, now = at_server_time(url, look)
     whole = Activity.total(found)
     is_empty = not any(getattr(whole, name) for name in _COUNTS)
     if as_json:
         for each in found:
-            print_json(_facts(each))
+            print_json(_activity_facts(each))
     elif is_empty:
         say(f"nothing happened in the last {span(whole.seconds)}")
     else:
@@ -92,16 +103,16 @@ def history(
                 if (total := getattr(whole, name))
             ]
         )
-        at_a_time = -(-len(found) // _ROWS)
+        at_a_time = -(-len(found) // _MAX_ROWS)
         parts = [found[at : at + at_a_time] for at in range(0, len(found), at_a_time)]
-        rows = [_row(Activity.total(part), now) for part in parts]
-        show_table(_COLUMNS, rows)
+        rows = [_activity_row(Activity.total(part), now) for part in parts]
+        show_table(_HISTORY_COLUMNS, rows)
     raise typer.Exit(1 if is_empty else 0)
 
 
 def _of_message(queue: ReliableOnly, id: str, url: str | None, *, as_json: bool) -> None:  # noqa: A002
     async def look(client: Client) -> MessageHistory | None:
-        return await (await queue.existing(client, _DOING)).history(id)
+        return await (await queue.existing(client, _HAVE_HISTORY)).history(id)
 
     found, now = at_server_time(url, look)
     if found is None:
@@ -151,7 +162,7 @@ def _attempt(attempt: Attempt, now: datetime) -> list[str]:
     ]
 
 
-def _row(activity: Activity, now: datetime) -> list[str]:
+def _activity_row(activity: Activity, now: datetime) -> list[str]:
     late, handling = activity.lateness, activity.handling
     return [
         moment_cell(activity.start, now),
@@ -160,7 +171,7 @@ def _row(activity: Activity, now: datetime) -> list[str]:
     ]
 
 
-def _facts(activity: Activity) -> dict[str, Any]:
+def _activity_facts(activity: Activity) -> dict[str, Any]:
     return {
         "start": moment_json(activity.start),
         "seconds": activity.seconds,
@@ -170,3 +181,76 @@ def _facts(activity: Activity) -> dict[str, Any]:
         "handling_p50": activity.handling.p50,
         "handling_p99": activity.handling.p99,
     }
+
+
+_WORKER_COLUMNS = ("queue", "host", "pid", "delayq", "running", "slots", "longest", "up", "seen")
+
+
+def workers(
+    queue: ReliableOrAll = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the processes that work on reliable queues, and what they handle.
+
+    A process that dies stays in the list for up to a minute. `--json` also prints the messages
+    that each of them handles: the 20 that have run longest.
+
+    Exit status: 0, or 1 if there are none.
+
+    Example: `delayq workers mails`
+    """
+    name = None
+    if queue is not None:
+        queue.check_reliable("have workers")
+        name = queue.name
+
+    async def look(client: Client) -> list[WorkerInfo]:
+        if queue is not None:
+            await queue.check_existence(client)
+        return await list_workers(client, name)
+
+    try:
+        found, now = at_server_time(url, look)
+    except ServerRefused as error:
+        hint = (
+            "; without +scan, name a queue: delayq workers NAME" if "'scan'" in str(error) else ""
+        )
+        raise CommandFailed(f"{error}{hint}") from error
+    if as_json:
+        for each in found:
+            print_json(_worker_facts(each))
+    elif found:
+        show_table(
+            _WORKER_COLUMNS, [_worker_row(each, now) for each in found], wide=["queue", "longest"]
+        )
+    else:
+        say("no workers")
+    raise typer.Exit(0 if found else 1)
+
+
+def _worker_facts(worker: WorkerInfo) -> dict[str, Any]:
+    return {
+        **vars(worker),
+        "messages": [{**vars(each), "since": moment_json(each.since)} for each in worker.messages],
+        "started_at": moment_json(worker.started_at),
+        "seen_at": moment_json(worker.seen_at),
+    }
+
+
+def _worker_row(worker: WorkerInfo, now: datetime) -> list[str]:
+    def ago(at: datetime) -> str:
+        return span(max(0.0, (now - at).total_seconds()))
+
+    first = worker.messages[0] if worker.messages else None
+    return [
+        worker.queue,
+        worker.host,
+        str(worker.pid),
+        worker.version,
+        f"{worker.running:,}",
+        f"{worker.slots:,}" if worker.slots else "-",
+        "-" if first is None else f"{first.id} {ago(first.since)}",
+        ago(worker.started_at),
+        f"{ago(worker.seen_at)} ago",
+    ]

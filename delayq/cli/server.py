@@ -1,4 +1,4 @@
-"""The command ``doctor``: finds problems of a server and its queues, and says how to fix them."""
+"""The commands ``doctor`` and ``acl``: problems of a server, and the rights of its users."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from delayq.admin.acl import Role  # noqa: TC001 - typer reads it
+from delayq.admin.acl import (
+    Role,
+    Servers,
+    acl_rules,
+)
 from delayq.admin.doctor import diagnose
 from delayq.cli.options import AsJson, Queues, Url, duration
-from delayq.cli.output import print_json, say, show_fields, words
+from delayq.cli.output import print_json, say, show_fields, words, write
 from delayq.cli.running import with_client
 
 if TYPE_CHECKING:
     from delayq import Client
     from delayq.admin.doctor import Finding
+
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 # The width of a level; one column more comes before the text.
@@ -75,3 +80,42 @@ def _show(finding: Finding) -> None:
     if finding.advice:
         lines.append((words(""), f"-> {finding.advice}"))
     show_fields(lines)
+
+
+def acl(
+    role: Annotated[Role, typer.Argument(help="The role of the user.")],
+    queues: Queues = None,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="Treat the queue names as prefixes.")
+    ] = False,
+    database: Annotated[int, typer.Option(min=0, help="The number of the database.")] = 0,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="The most partitions that the reliable queues have or get.")
+    ] = 1,
+    servers: Annotated[Servers, typer.Option(help="The kind of deployment.")] = "one",
+    durability: Annotated[
+        str, typer.Option(help='The durability of offers: "memory", "fsync" or "replicas:N".')
+    ] = "memory",
+    as_json: AsJson = False,
+) -> None:
+    """Print the ACL rules that a user of the server needs for a role, on one line.
+
+    In redis-cli: ACL SETUSER name on >password RULES. In an ACL file: user name on >password RULES.
+    Give queue names as they are stored on the server. The rules work with Redis 6.2 and later.
+
+    Example: `delayq acl producer mails`
+    """
+    rules = acl_rules(
+        role,
+        delayed=[queue.name for queue in queues or () if not queue.is_reliable],
+        reliable=[queue.name for queue in queues or () if queue.is_reliable],
+        prefix=prefix,
+        database=database,
+        partitions=partitions,
+        servers=servers,
+        durability=durability,
+    )
+    if as_json:
+        print_json({"role": role, "rules": rules})
+    else:
+        write(" ".join(rules))

@@ -1,0 +1,375 @@
+"""The commands that show messages without taking them: peek, list, get, search, inspect."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from delayq._reliable.dead_letters import read_dead_letter
+from delayq._reliable.replies import State
+from delayq.admin.delayed import DelayedInspector, RecordState
+from delayq.admin.migrate import form_of
+from delayq.admin.reliable import ReliableInspector
+from delayq.admin.search import Search, SearchFields, SearchPages, SearchQuery
+from delayq.cli.message_view import MessageView, no_message, show_list, show_one
+from delayq.cli.options import (
+    AsJson,
+    CodecName,
+    DelayedOnly,
+    Id,
+    MaxRows,
+    Offset,
+    Queue,
+    Target,
+    Url,
+    codec_of,
+    headers_of,
+)
+from delayq.cli.output import (
+    CommandFailed,
+    moment_text,
+    payload_json,
+    print_json,
+    progress,
+    say,
+    show_fields,
+    text_of,
+)
+from delayq.cli.running import at_server_time
+from delayq.codecs import BytesCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+    from datetime import datetime
+
+    from delayq import Client
+    from delayq._reliable.replies import State
+    from delayq.admin.delayed import Record
+    from delayq.codecs import Codec
+
+
+def peek(
+    queue: Queue,
+    limit: MaxRows = 10,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the next messages without taking them: ready ones first, then those due soonest.
+
+    Exit status: 0, or 1 if there are none.
+
+    Example: `delayq peek mails`
+    """
+    how = codec_of(codec)
+
+    async def look(client: Client) -> list[MessageView]:
+        await queue.check_existence(client)
+        ready = await _page(client, queue, "ready", how, 0, limit)
+        return ready + await _page(client, queue, "delayed", how, 0, limit - len(ready))
+
+    found, now = at_server_time(url, look)
+    show_list(found, now, as_json=as_json, mixed=True)
+    raise typer.Exit(0 if found else 1)
+
+
+def list_messages(
+    queue: Queue,
+    state: Annotated[State, typer.Option(help="The state of the messages.")] = "delayed",
+    limit: MaxRows = 100,
+    offset: Offset = 0,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the messages in one state, in order of delivery, without taking them.
+
+    Leased messages are listed with the end of their lease. Exit status: 0, or 1 if there are none.
+
+    Example: `delayq list mails --state ready`
+    """
+    how = codec_of(codec)
+
+    async def look(client: Client) -> tuple[list[MessageView], str]:
+        await queue.check_existence(client)
+        page = await _page(client, queue, state, how, offset, limit)
+        return page, "" if page else await _elsewhere(client, queue, state, offset)
+
+    (found, elsewhere), now = at_server_time(url, look)
+    show_list(found, now, as_json=as_json, if_empty=elsewhere)
+    raise typer.Exit(0 if found else 1)
+
+
+def get(
+    queue: Queue,
+    id: Id,  # noqa: A002
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one message without taking it.
+
+    In a delayed queue, this works while the message is pending. The command has to search for it.
+
+    Exit status: 0, or 1 if there is no message with that id.
+
+    Example: `delayq get mails welcome-3`
+    """
+    how = codec_of(codec)
+
+    async def look(client: Client) -> MessageView | None:
+        if queue.is_reliable:
+            await queue.check_existence(client)
+            message = await ReliableInspector.of(client, queue.name).get(id)
+            return None if message is None else MessageView.of_message(message, how)
+        record = await DelayedInspector.of(client, queue.name).find_record(id)
+        return None if record is None else MessageView.of_record(record, "delayed", how)
+
+    found, now = at_server_time(url, look)
+    if found is None:
+        raise no_message(id)
+    show_one(found, now, as_json=as_json)
+
+
+async def _page(
+    client: Client, queue: Target, state: State, codec: Codec[Any], offset: int, limit: int
+) -> list[MessageView]:
+    if queue.is_reliable:
+        inspector = ReliableInspector.of(client, queue.name)
+        messages = await inspector.live_messages(state, offset, limit)
+        return [MessageView.of_message(message, codec) for message in messages]
+    records = await DelayedInspector.of(client, queue.name).records(
+        state, offset=offset, limit=limit
+    )
+    return [MessageView.of_record(record, state, codec) for record in records]
+
+
+async def _elsewhere(client: Client, queue: Target, state: State, offset: int) -> str:
+    """Say where the messages of a queue are if none of one state is listed."""
+    inspector = queue.inspector(client)
+    if isinstance(inspector, ReliableInspector):
+        await inspector.all_stores()
+    depth = await inspector.depth()
+    counts = {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}
+    if offset and counts[state]:
+        return f"no messages: --offset is {offset:,}, and {counts[state]:,} are {state}"
+    others = [
+        f"{count:,} {'is' if count == 1 else 'are'} {other}: --state {other}"
+        for other, count in counts.items()
+        if count and other != state
+    ]
+    return "; ".join([f"no {state} messages", *others])
+
+
+SearchState = Literal["ready", "delayed", "leased", "dead", "all"]
+
+
+def _fields(view: MessageView) -> SearchFields:
+    value = view.facts["value"]
+    texts = [view.text, value] if isinstance(value, str) else [view.text]
+    return SearchFields(
+        texts,
+        view.facts["id"] or "",
+        view.error,
+        view.facts.get("group") or "",
+        view.facts.get("headers") or {},
+    )
+
+
+async def _sources(
+    client: Client, queue: Target, states: Sequence[str], codec: Codec[Any]
+) -> list[SearchPages[MessageView]]:
+    if not queue.is_reliable:
+        delayed = DelayedInspector.of(client, queue.name)
+        depth = await delayed.depth()
+
+        async def records(state: Any, offset: int, limit: int) -> list[MessageView]:
+            page = await delayed.records(state, offset=offset, limit=limit)
+            return [MessageView.of_record(record, state, codec) for record in page]
+
+        return [SearchPages(getattr(depth, state), partial(records, state)) for state in states]
+    await queue.check_existence(client)
+    inspector = ReliableInspector.of(client, queue.name)
+    await inspector.all_stores(at_rest=True)
+    sources: list[SearchPages[MessageView]] = []
+    for state in states:
+        if state == "dead":
+            await inspector.trim_letters()
+            sources += await inspector.letter_pages(
+                lambda _, letter: MessageView.of_letter(
+                    read_dead_letter(letter, BytesCodec()), codec
+                )
+            )
+        else:
+            sources += await inspector.message_pages(
+                cast("State", state), lambda _, message: MessageView.of_message(message, codec)
+            )
+    return sources
+
+
+def search(
+    queue: Queue,
+    payload: Annotated[
+        str, typer.Option(metavar="TEXT", help="Messages whose value, as JSON, contains this.")
+    ] = "",
+    id: Annotated[  # noqa: A002
+        str, typer.Option("--id", metavar="TEXT", help="Messages whose id contains this.")
+    ] = "",
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header",
+            "-H",
+            metavar="NAME=TEXT",
+            help="Messages with a header that contains this. Repeatable.",
+        ),
+    ] = None,
+    error: Annotated[
+        str, typer.Option(metavar="TEXT", help="Messages whose last error contains this.")
+    ] = "",
+    group: Annotated[
+        str, typer.Option(metavar="TEXT", help="Messages whose group contains this.")
+    ] = "",
+    state: Annotated[SearchState, typer.Option(help="The state of the messages.")] = "all",
+    limit: MaxRows = 20,
+    scan: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Look at this many messages at most.")
+    ] = 10_000,
+    offset: Offset = 0,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the messages that meet all conditions, ignoring case, and say how many were searched.
+
+    Looks at messages one after the other: ready ones first, then delayed, leased and dead ones.
+
+    Exit status: 0, or 1 if none was found.
+
+    Example: `delayq search mails --payload ada@example.org`
+    """
+    query = SearchQuery(payload, id, error, group, headers_of(header) or {})
+    if query.is_empty:
+        raise CommandFailed(
+            "nothing to search for: pass --payload, --id, --header, --error or --group"
+        )
+    states: tuple[str, ...] = ("ready", "delayed", "leased", "dead")
+    if not queue.is_reliable:
+        if query.needs_reliable or state == "dead":
+            raise CommandFailed("--header, --error, --group and --state dead need a reliable queue")
+        states = states[:-1]
+    how = codec_of(codec)
+    chosen = states if state == "all" else (state,)
+
+    async def look(client: Client) -> tuple[Search[MessageView], list[MessageView]]:
+        sources = await _sources(client, queue, chosen, how)
+        work = Search(sources, lambda view: query.matches(_fields(view)), offset)
+        with progress("searched", shown=not as_json) as show:
+            return work, await work.run(max_examined=scan, limit=limit, progress=show)
+
+    (work, found), now = at_server_time(url, look)
+    more = work.next_offset
+    if found or as_json:
+        show_list(found, now, as_json=as_json, mixed=True)
+    if as_json:
+        figures = {"searched": work.searched, "total": work.total, "found": len(found)}
+        print_json({**figures, "next_offset": more})
+    else:
+        hint = "" if more is None else f"; continue with --offset {more}"
+        say(
+            f"{len(found):,} found; {work.searched:,} of {work.total:,} messages were searched"
+            f"{hint}"
+        )
+    raise typer.Exit(0 if found else 1)
+
+
+# The bytes in a line, and those shown of one message without --all.
+_LINE_BYTES = 16
+_MAX_BYTES = 128
+
+
+def inspect(
+    queue: DelayedOnly,
+    state: Annotated[RecordState, typer.Option(help="The state of the messages.")] = "delayed",
+    limit: MaxRows = 5,
+    offset: Offset = 0,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--all", help=f"Show all bytes of each record, not only the first {_MAX_BYTES}."
+        ),
+    ] = False,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the binary records of a delayed queue, and the payloads in them, decoded.
+
+    Values that the codec cannot decode are shown as bytes; try another codec with --codec. Nothing
+    is changed.
+
+    Exit status: 0, or 1 if there are none.
+
+    Example: `delayq inspect orders`
+    """
+    how = codec_of(codec)
+
+    def look(client: Client) -> Awaitable[list[Record]]:
+        return DelayedInspector.of(client, queue.name).records(state, offset=offset, limit=limit)
+
+    records, now = at_server_time(url, look)
+    for place, record in enumerate(records):
+        if as_json:
+            print_json(_record_facts(record, state, how))
+            continue
+        if place:
+            say("")
+        _show_record(record, state, how, now, whole=whole)
+    if not records and not as_json:
+        say("no records")
+    raise typer.Exit(0 if records else 1)
+
+
+def _is_record(state: str) -> bool:
+    # Ready and leased messages are payloads alone.
+    return state in ("delayed", "quarantined")
+
+
+def _record_facts(record: Record, state: str, codec: Codec[Any]) -> dict[str, Any]:
+    facts = MessageView.of_record(record, state, codec).facts
+    facts.pop("hex", None)
+    return {
+        "error": None,
+        **facts,
+        "form": form_of(record.raw) if _is_record(state) else None,
+        "payload": None if record.payload is None else record.payload.hex(),
+        "raw": record.raw.hex(),
+    }
+
+
+def _show_record(
+    record: Record, state: str, codec: Codec[Any], now: datetime, *, whole: bool
+) -> None:
+    lines = [("id", record.id or "-")]
+    if record.due_at is not None:
+        lines.append(
+            ("lease ends" if state == "leased" else "due", moment_text(record.due_at, now))
+        )
+    if _is_record(state):
+        lines.append(("form", form_of(record.raw)))
+    if record.payload is not None:
+        fields = payload_json(codec, record.payload)
+        failed = "error" in fields
+        lines.append(("unreadable", fields["error"]) if failed else ("value", text_of(fields)))
+    header = len(record.raw) - len(record.payload) if record.payload is not None else 0
+    size = f"{len(record.raw):,}" + (f", of which {header} before the payload" if header else "")
+    show_fields([*lines, ("bytes", size)])
+    shown = record.raw if whole else record.raw[:_MAX_BYTES]
+    for at in range(0, len(shown), _LINE_BYTES):
+        part = shown[at : at + _LINE_BYTES]
+        text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
+        say(f"  {at:04x}  {part[:8].hex(' '):<23}  {part[8:].hex(' '):<23}  {text}")
+    if len(shown) < len(record.raw):
+        say(f"  ...   {len(record.raw) - len(shown):,} more bytes: --all")
