@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import Stagger, parse, parse_moment
-from delayq._engine.wakeup_plan import NOT_ASKED, Arm, Armed, Call, Cancel, WakeupPlan, due_us
+from delayq._engine.wakeup_plan import Arm, Armed, Call, CallOutcome, Cancel, WakeupPlan, due_us
 from delayq._redis.retry import retry_delay
 
 if TYPE_CHECKING:
@@ -220,10 +220,10 @@ class VirtualClient:
             lambda: not self._holds,
             partial(retry_delay, most=min(5.0, resync_interval)),
         )
-        self.plan.stagger.resting = True
+        self.plan.stagger.is_dormant = True
 
     def start(self) -> None:
-        self._act(self.plan.demand())
+        self._act(self.plan.on_caller_joined())
         self._world.after(self._interval * self._chance.random(), self._recheck_again)
 
     def die(self) -> None:
@@ -274,16 +274,16 @@ class VirtualClient:
 
     def _recheck(self) -> None:
         if self._holds:
-            self._act(self.plan.rest())
+            self._act(self.plan.on_no_callers())
             return
         asked_at = self._world.now
 
         def found() -> None:
-            now, due, late, listeners, resters = self._server.recheck()
+            now, due, late, listeners, dormant = self._server.recheck()
 
             def told() -> None:
                 self._clock.observe(now, asked_at)
-                self._act(self.plan.on_recheck(due, late, listeners, resters, self._world.now))
+                self._act(self.plan.on_recheck(due, late, listeners, dormant, self._world.now))
 
             self._reply(told)
 
@@ -314,10 +314,10 @@ class VirtualClient:
         if not self.plan.begin_call():
             return
         if self._holds:
-            self._end(self.plan.on_reply(NOT_ASKED, self._world.now))
+            self._end(self.plan.on_reply(CallOutcome.NO_CALLERS, self._world.now))
             return
         self._calling, asked_at = True, self._world.now
-        signature = self.plan.signature(self._world.now)
+        signature = self.plan.stagger.signature(self._world.now, wants_messages=not self._holds)
 
         def claimed() -> None:
             now, found, wait, listeners = self._server.claim(signature)
@@ -334,8 +334,8 @@ class VirtualClient:
             self.plan.transferred(listeners, self._world.now)
         if wait:
             self._act(self.plan.handed_out(now))
-        elif (left := self.plan.stagger.left_to_listeners(self._world.now)) is not None:
-            self._send(self._server.costs.vain_claim, partial(self._server.summon, left))
+        elif (threshold := self.plan.stagger.summon_threshold(self._world.now)) is not None:
+            self._send(self._server.costs.vain_claim, partial(self._server.summon, threshold))
         self.late += [(self._world.now_us - due) / 1e6 for due in found]
         if found and self._hold:
             self._holds = True
@@ -348,7 +348,7 @@ class VirtualClient:
     def _handled(self) -> None:
         self._holds = False
         if not self._dead:
-            self._act(self.plan.demand())
+            self._act(self.plan.on_caller_joined())
 
     def _end(self, actions: Actions) -> None:
         self._calling = False

@@ -153,7 +153,7 @@ class Crowd:
 
     def kill_first(self) -> None:
         for client in self.server.listeners:
-            if client.plan.stagger.delay(demand=True) == 0:
+            if client.plan.stagger.delay(wants_messages=True) == 0:
                 client.die()
 
     def kill_listeners(self) -> None:
@@ -189,7 +189,7 @@ def one_queue(about: dict[str, Any], *, as_json: bool) -> None:
     for number in (100, 1000, CLIENTS):
         crowd = Crowd(number)
         for name, event in EVENTS.items():
-            if name == ALL and not any(client.plan.resting for client in crowd.clients):
+            if name == ALL and not any(client.plan.stagger.is_dormant for client in crowd.clients):
                 continue
             add(table, crowd.consume(partial(event, crowd)), crowd, f"{number:,}", name)
     table.end()

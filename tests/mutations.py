@@ -59,26 +59,26 @@ WAKEUP_PLAN = Module(
     "delayq/_engine/wakeup_plan.py",
     ("tests/unit/engine",),
     (
-        ("a fired timer releases whatever is held", "if self.held is armed:", "if True:"),
+        ("a fired timer releases whatever is held", "if self.armed is wakeup:", "if True:"),
         (
             "a later wake-up replaces an earlier one",
-            "if not gives_way(held, wake_at):",
+            "if wake_at >= armed.wake_at:",
             "if False:",
         ),
         (
             "a failure is not retried",
-            "return self._wake_in(self._retry_delay(self.failures), now)",
+            "return () if self._is_closed else self._arm(now + self._retry_delay(self.failures))",
             "return ()",
         ),
         (
             "a reply out of date is believed",
-            "if known != self.knowledge and self._callers.want_some()",
+            "if knowledge != self.knowledge and self._has_callers()",
             "if False",
         ),
         (
             "our own notice is acted upon",
-            "if notice.client == self.stagger.client or self.resting:",
-            "if self.resting:",
+            "if notice.client == self.stagger.client or self.stagger.is_dormant:",
+            "if self.stagger.is_dormant:",
         ),
         (
             "a second request narrows the first one",
@@ -87,7 +87,7 @@ WAKEUP_PLAN = Module(
         ),
         (
             "a closed plan makes calls",
-            'due."""\n        if self._closed:',
+            'due."""\n        if self._is_closed:',
             'due."""\n        if False:',
         ),
     ),

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from delayq._timer.timer import HashedWheelTimer
 
 
-Channels = Literal["notices", "summons", "news", "nothing"]
-"""What a client listens to of a queue: its notifications, calls for clients that rest, only news of
-its settings and of single messages, which come with both, or nothing. After a client has listened
-to something, it hears the news until the queue is closed.
+Channels = Literal["notices", "summons", "notifications", "nothing"]
+"""What a client listens to of a queue: notices of due messages, calls for dormant clients, only
+notifications about its settings and single messages, which come with both, or nothing. After a
+client has listened to something, it receives the notifications until the queue is closed.
 """
 
 
@@ -37,7 +37,7 @@ class EngineContext:
         clock: Estimates the clock of the server that holds the queue.
         background: Owns tasks that outlive a call.
         together: Sends calls of many queues in one round trip.
-        resync_interval: How often everything is looked at, whatever happens, in seconds.
+        resync_interval: How often everything is re-checked, whatever happens, in seconds.
         retry_most: Longest wait before a failed call is tried again, in seconds.
         hooks: The observers to notify.
         suspects: Tracks the suspect that the client has at work.

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 # Maximum number of queues examined per script call, so that the script stays short.
-_AT_A_TIME = 200
+_QUEUES_AT_ONCE = 200
 # After how many queues other tasks of the event loop have their turn.
-_SLICE = 50
+_QUEUES_PER_TURN = 50
 # In a cluster, how long a server that hangs holds up the others, in seconds.
-_PATIENCE = 1.0
+_SERVER_TIMEOUT = 1.0
 # Grace period for calls in flight when a queue closes, in seconds. Two round trips are added to it.
 _GRACE = 0.7
 # Closing ends after this time in any case, in seconds.
@@ -49,9 +49,9 @@ class OpenQueue(Protocol):
         closed: Whether it was closed.
         name: The queue's name on this client.
         channels: The channels that carry its notifications. No other queue has the first one.
-        summons: The channel on which clients that rest are called.
-        always_heard: The channels that clients that rest hear as well: for changed settings and
-            cancelled messages.
+        summons: The channel on which dormant clients are called.
+        notification_channels: The channels that dormant clients listen to as well: for changed
+            settings and single messages.
         kind: The name that ``resync.lua`` has for this kind of queue.
         unit_us: The unit of the moments on its channels, in microseconds.
     """
@@ -65,7 +65,7 @@ class OpenQueue(Protocol):
     @property
     def summons(self) -> str: ...
     @property
-    def always_heard(self) -> tuple[str, ...]: ...
+    def notification_channels(self) -> tuple[str, ...]: ...
     @property
     def kind(self) -> str: ...
     @property
@@ -78,8 +78,8 @@ class OpenQueue(Protocol):
         """
         ...
 
-    def resynced(self, due_us: int, found: NextDue) -> None:
-        """Act on what the re-check found.
+    def resynced(self, due_us: int, reply: NextDue) -> None:
+        """Act on the reply to the re-check.
 
         The next message is due at ``due_us`` microseconds (0: now, -1: never).
         """
@@ -91,17 +91,17 @@ class OpenQueue(Protocol):
 
     def on_notice(self, notice: TransferNotice) -> None: ...
     def on_summons(self, number: int) -> None:
-        """Act on a call for this number of the clients that rest."""
+        """Act on a call for this number of the dormant clients."""
         ...
 
-    def on_news(self, content: bytes) -> None:
-        """Act on a publication on one of the channels that are always heard."""
+    def on_notification(self, content: bytes) -> None:
+        """Act on a publication on one of the notification channels."""
         ...
 
     def wake(self) -> None: ...
 
     @property
-    def resting(self) -> bool:
+    def is_dormant(self) -> bool:
         """Whether it needs no notifications for now."""
         ...
 
@@ -122,11 +122,11 @@ class Scheduler:
     """Wakes the queues of one client.
 
     Wake-ups come from four sources: each queue's timer, the channel, every (re)subscription, and
-    the re-check. The re-check looks at all queues in one call every ``resync_interval`` seconds,
-    which limits the delay that a lost notification can cause. After a subscription, it looks at the
+    the re-check. The re-check examines all queues in one call every ``resync_interval`` seconds,
+    which limits the delay that a lost notification can cause. After a subscription, it examines the
     queues that are subscribed.
 
-    A queue to which the client only offers is neither subscribed nor looked at, so a client may
+    A queue to which the client only offers is neither subscribed nor checked, so a client may
     have as many as it has users.
     """
 
@@ -134,7 +134,7 @@ class Scheduler:
         self.services: EngineContext = services
         self._queues: dict[str, OpenQueue] = {}
         self._clocks: dict[OpenQueue, ServerClock] = {}
-        # Those that the client listens to, or has listened to, and those to look at soon.
+        # Queues that the client listens to, or has listened to, and those to check soon.
         self._attended: dict[OpenQueue, None] = {}
         self._unchecked: dict[OpenQueue, None] = {}
         # What queues have to do at the next re-check.
@@ -142,15 +142,15 @@ class Scheduler:
         self._acting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._acting.set_result(None)
         self._failing = False
-        # Those that were woken because the server refused to look at them.
+        # Queues that were woken because the server refused to check them.
         self._woken: set[OpenQueue] = set()
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
         self.subscriber: Subscriber = Subscriber(
             services.nodes,
             services.background,
-            self._heard,
-            self._subscribed,
+            self._on_message,
+            self._on_subscribed,
             services.resync_interval,
             services.retry_most,
         )
@@ -167,36 +167,36 @@ class Scheduler:
             return queue  # type: ignore[return-value]  # each kind of queue has its own channels
         services = replace(
             self.services,
-            listen=lambda to: self._listen(made, to),
+            listen=lambda to: self._listen(new_queue, to),
             at_recheck=self._at_recheck.setdefault,
         )
         if services.nodes.spread:
             # Each server has its own clock.
             services = replace(services, clock=ServerClock(services.clock.local))
-        made = make(services)
-        self._clocks[made] = services.clock
-        for each in _every_channel(made):
-            self._queues[each] = made
-        if not made.resting:
-            self._listen(made, "notices")
+        new_queue = make(services)
+        self._clocks[new_queue] = services.clock
+        for name in _every_channel(new_queue):
+            self._queues[name] = new_queue
+        if not new_queue.is_dormant:
+            self._listen(new_queue, "notices")
         if self._resync is None:
             self._resync = self.services.background.spawn(self._run(), "resync")
-        return made
+        return new_queue
 
     def _listen(self, queue: OpenQueue, to: Channels) -> None:
         if (to == "nothing" and queue not in self._attended) or (
-            to == "news" and queue in self._attended
+            to == "notifications" and queue in self._attended
         ):
             return
         if not queue.closed:
             self._attended[queue] = None
-        if to != "news":
-            wanted = {"notices": queue.channels, "summons": (queue.summons,), "nothing": ()}[to]
-            for channel in {*queue.channels, queue.summons}.difference(wanted):
+        if to != "notifications":
+            channels = {"notices": queue.channels, "summons": (queue.summons,), "nothing": ()}[to]
+            for channel in {*queue.channels, queue.summons}.difference(channels):
                 self.subscriber.remove(channel)
-            for channel in wanted:
+            for channel in channels:
                 self.subscriber.add(channel)
-        for channel in queue.always_heard:
+        for channel in queue.notification_channels:
             self.subscriber.add(channel)
 
     def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
@@ -246,8 +246,8 @@ class Scheduler:
                 servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
         # A server that does not answer must not hold up the queues of the others.
         checks = (
-            self.look(some, lambda queue, due_us, found: queue.resynced(due_us, found))
-            for some in servers.values()
+            self.check(same_server, lambda queue, due_us, reply: queue.resynced(due_us, reply))
+            for same_server in servers.values()
         )
         outcomes = await asyncio.gather(
             self.services.nodes.refresh(), *checks, return_exceptions=True
@@ -256,38 +256,40 @@ class Scheduler:
             if error is not None:
                 raise error
 
-    async def look(
+    async def check(
         self,
         queues: Sequence[tuple[Q, tuple[str, ...]]],
-        found: Callable[[Q, int, NextDue], object],
+        on_reply: Callable[[Q, int, NextDue], object],
     ) -> None:
-        """Look at queues of one server, each with the keys to examine.
+        """Check queues of one server, each with the keys to examine.
 
-        Calls ``found`` with each queue that is still open, and what :meth:`OpenQueue.resynced`
+        Calls ``on_reply`` with each queue that is still open, and what :meth:`OpenQueue.resynced`
         takes.
 
         Raises:
-            ServerError: Some of the queues could not be looked at.
+            ServerError: Some of the queues could not be checked.
         """
-        at_a_time = 1 if self.services.nodes.spread else _AT_A_TIME
-        parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
-        calls = [[(queue.kind, keys) for queue, keys in some] for some in parts]
+        batch_size = 1 if self.services.nodes.spread else _QUEUES_AT_ONCE
+        batches = [
+            queues[start : start + batch_size] for start in range(0, len(queues), batch_size)
+        ]
+        calls = [[(queue.kind, keys) for queue, keys in batch] for batch in batches]
         asked_at = self.services.clock.local()
         errors = []
-        replies = zip(parts, await resync(self.services.server, calls), strict=True)
-        for number, (some, reply) in enumerate(replies):
+        replies = zip(batches, await resync(self.services.server, calls), strict=True)
+        for number, (batch, reply) in enumerate(replies):
             if number:
                 # Thousands of queues must not hold up the other tasks of the event loop.
                 await asyncio.sleep(0)
             if isinstance(reply, BaseException):
-                # A failed call must not keep the other queues from hearing their results.
+                # A failed call must not keep the other queues from their results.
                 errors.append(reply)
                 continue
-            for (queue, _), next_due in zip(some, reply.queues, strict=True):
+            for (queue, _), next_due in zip(batch, reply.queues, strict=True):
                 # The queue may have been closed in the meantime.
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(reply.now_us, asked_at)
-                    found(queue, due_us(reply.now_us, next_due.wait_us), next_due)
+                    on_reply(queue, due_us(reply.now_us, next_due.wait_us), next_due)
         if errors:
             raise errors[0]
 
@@ -298,30 +300,30 @@ class Scheduler:
             return None
 
     async def _run(self) -> None:
-        patience = _PATIENCE if self.services.nodes.spread else None
+        timeout = _SERVER_TIMEOUT if self.services.nodes.spread else None
         now = asyncio.get_running_loop().time
         interval = self.services.resync_interval
-        until = now() + interval
+        next_recheck = now() + interval
         while True:
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(next_recheck):
                     await self._check_now.wait()
-                # Confirmations for many queues arrive together, and one look serves them all.
+                # Confirmations for many queues arrive together, and one check serves them all.
                 self._check_now.clear()
             except TimeoutError:
                 self._unchecked = dict(self._attended)
-                # The interval runs from the start of a look, however long that takes.
-                until = now() + interval
-                at_all = True
+                # The interval runs from the start of a re-check, however long that takes.
+                next_recheck = now() + interval
+                is_recheck = True
                 if self._at_recheck and self._acting.done():
                     self._acting = self.services.background.spawn(self._act(), "reports")
             else:
-                if at_all := len(self._unchecked) == len(self._attended):
-                    # Clients that have subscribed together do not look together from then on.
-                    until = now() + random.random() * interval
+                if is_recheck := len(self._unchecked) == len(self._attended):
+                    # Clients that have subscribed together do not re-check together from then on.
+                    next_recheck = now() + random.random() * interval
             queues, self._unchecked = [*self._unchecked], {}
-            look = self.services.background.spawn(self._look(queues, at_all), "look at queues")
-            await asyncio.wait({look}, timeout=patience)
+            check = self.services.background.spawn(self._check(queues, is_recheck), "check queues")
+            await asyncio.wait({check}, timeout=timeout)
 
     async def _act(self) -> None:
         """Do what queues have to do at a re-check, and spread it if there are many."""
@@ -329,17 +331,17 @@ class Scheduler:
             if not act():
                 self._at_recheck.pop(act, None)
 
-    def _subscribed(self, channel: str) -> None:
+    def _on_subscribed(self, channel: str) -> None:
         if (queue := self._queues.get(channel)) is not None:
             self._unchecked[queue] = None
             self._check_now.set()
 
-    async def _look(self, queues: Sequence[OpenQueue], at_all: bool) -> None:
+    async def _check(self, queues: Sequence[OpenQueue], is_recheck: bool) -> None:
         try:
-            await self.run_once(None if at_all else queues)
-            if at_all:
+            await self.run_once(None if is_recheck else queues)
+            if is_recheck:
                 self.services.nodes.prune()
-        except Exception as error:  # noqa: BLE001 - the next look comes, whatever fails
+        except Exception as error:  # noqa: BLE001 - the next check comes, whatever fails
             asleep = [queue for queue in queues if queue not in self._woken]
             if isinstance(error, ServerRefused) and asleep:
                 # We may lack the right to move one of the queues: its own call finds that out.
@@ -359,15 +361,15 @@ class Scheduler:
             self._failing = False
             self._woken.difference_update(queues)
 
-    def _heard(self, channel: str, content: bytes) -> None:
+    def _on_message(self, channel: str, content: bytes) -> None:
         queue = self._queues.get(channel)
         if queue is None:
             return
         if channel == queue.summons:
             queue.on_summons(parse_moment(content) or 0)
             return
-        if channel in queue.always_heard:
-            queue.on_news(content)
+        if channel in queue.notification_channels:
+            queue.on_notification(content)
             return
         if (notice := parse(content)) is not None:
             queue.on_notice(notice)
@@ -383,9 +385,9 @@ async def _in_slices(items: Sequence[T], pause: float = 0.0) -> AsyncIterator[T]
     """Yield items, and let the event loop go on now and then, for ``pause`` seconds."""
     for number, item in enumerate(items, 1):
         yield item
-        if number % _SLICE == 0:
+        if number % _QUEUES_PER_TURN == 0:
             await asyncio.sleep(pause)
 
 
 def _every_channel(queue: OpenQueue) -> tuple[str, ...]:
-    return (*queue.channels, queue.summons, *queue.always_heard)
+    return (*queue.channels, queue.summons, *queue.notification_channels)

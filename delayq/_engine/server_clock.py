@@ -22,17 +22,17 @@ _LONG = 100.0
 class _RecentLeast:
     """The lowest value of the last ``span`` seconds, or up to twice as many."""
 
-    __slots__ = ("_newer", "_older", "_since", "_span", "value")
+    __slots__ = ("_newer", "_older", "_span", "_started", "value")
 
     def __init__(self, span: float) -> None:
         self.value = self._newer = self._older = math.inf
-        self._since = 0.0
+        self._started = 0.0
         self._span = span
 
     def add(self, value: float, now: float) -> None:
-        if (age := now - self._since) >= self._span:
+        if (age := now - self._started) >= self._span:
             self._older = self._newer if age < 2 * self._span else math.inf
-            self._newer, self._since = math.inf, now
+            self._newer, self._started = math.inf, now
         self._newer = min(self._newer, value)
         self.value = min(self._older, self._newer)
 
@@ -56,7 +56,7 @@ class ServerClock:
         """Create an estimate. ``now`` returns monotonic seconds."""
         self.local: Callable[[], float] = now
         self._offset: float | None = None
-        self._seen_at = 0.0
+        self._observed_at = 0.0
         # By how much the server's clock is ahead of ours when the quickest request arrives.
         self._on_arrival = _RecentLeast(_RECENT)
         # The shortest time from the moment for which a timer was set until its request left.
@@ -69,10 +69,13 @@ class ServerClock:
         arrived = self.local()
         # The server truncates its time to microseconds.
         lowest, highest = server_us / 1_000_000 - arrived, (server_us + 1) / 1_000_000 - asked_at
-        kept = None if self._offset is None else self._offset - _DRIFT * (arrived - self._seen_at)
+        offset = self._offset
         # If the offset is above the highest, one of the clocks was set.
-        if kept is None or not lowest <= kept <= highest:
-            self._offset, self._seen_at = lowest, arrived
+        if (
+            offset is None
+            or not lowest <= offset - _DRIFT * (arrived - self._observed_at) <= highest
+        ):
+            self._offset, self._observed_at = lowest, arrived
         if lowest > self._on_arrival.value + _ROUNDING:
             # The clocks have drifted apart, or one of them was set.
             self._on_arrival = _RecentLeast(_RECENT)
@@ -84,17 +87,18 @@ class ServerClock:
         """Return the seconds until ``due_us``; 0 if that has passed, or before any answer."""
         return max(0.0, self.seconds_from_now(due_us))
 
-    def seconds_from_now(self, due_us: float) -> float:
-        """Return the seconds until ``due_us``; negative if it has passed."""
-        return self.seconds_from(self.local(), due_us)
+    def seconds_from_now(self, due_us: float, now: float | None = None) -> float:
+        """Return the seconds until ``due_us``, from the local time ``now`` or the present one.
 
-    def seconds_from(self, now: float, due_us: float) -> float:
-        """Return the seconds from the local time ``now`` to ``due_us``; 0 before any answer."""
+        Negative if that has passed; 0 before any answer.
+        """
         if self._offset is None:
             return 0.0
-        return due_us / 1_000_000 - self._offset + _DRIFT * (now - self._seen_at) - now
+        if now is None:
+            now = self.local()
+        return due_us / 1_000_000 - self._offset + _DRIFT * (now - self._observed_at) - now
 
-    def seconds_until_call(self, now: float, due_us: float) -> float:
+    def seconds_until_call(self, due_us: float, now: float) -> float:
         """Return the seconds from ``now`` until a call can leave that arrives at ``due_us``.
 
         Negative if that has passed; 0 before any answer.
@@ -103,11 +107,11 @@ class ServerClock:
             return 0.0
         return due_us / 1_000_000 - self._on_arrival.value - now
 
-    def seconds_until_timer(self, now: float, due_us: float) -> float:
+    def seconds_until_timer(self, due_us: float, now: float) -> float:
         """Return the seconds from ``now`` until a timer has to fire, so that the call that it
         starts arrives at ``due_us``.
 
         Negative if that has passed; 0 before any answer.
         """
         lag = self._after_timer.value
-        return self.seconds_until_call(now, due_us) - (lag if lag < math.inf else 0.0)
+        return self.seconds_until_call(due_us, now) - (lag if lag < math.inf else 0.0)

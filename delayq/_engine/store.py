@@ -22,9 +22,9 @@ class NextDue(NamedTuple):
     Attributes:
         wait_us: Microseconds until the next message is due; 0 if that is now, -1 if there is none.
         late_us: For how many microseconds it has been due; 0 if it is not.
-        listeners: The number of clients that hear its notices on this server; -1 if the user may
+        listeners: The number of clients that receive its notices on this server; -1 if the user may
             not know it.
-        resters: The number of clients that rest and want messages, on this server.
+        dormant: The number of dormant clients that want messages, on this server.
         extra: For a delayed queue, the number of ready messages; for a reliable one, the number of
             schedules.
         epoch: The epoch of a reliable queue's settings.
@@ -33,7 +33,7 @@ class NextDue(NamedTuple):
     wait_us: int
     late_us: int
     listeners: int
-    resters: int
+    dormant: int
     extra: int
     epoch: bytes
 
@@ -53,7 +53,7 @@ class Resynced(NamedTuple):
 async def resync(
     client: RedisClient, calls: Sequence[Sequence[tuple[str, Sequence[str]]]]
 ) -> list[Resynced | BaseException]:
-    """Look at many queues in one round trip to one server.
+    """Re-check many queues in one round trip to one server.
 
     Each call has the kinds and the keys of some queues, in a cluster of one. Returns its reply, or
     the error with which it failed.
@@ -74,5 +74,5 @@ async def due_counts(
     """Return how many messages in some sets come due between each edge and the next, and after the
     last one.
     """
-    found: list[int] = await client.run(DUE_COUNTS, sets, [*edges])
-    return found
+    counts: list[int] = await client.run(DUE_COUNTS, sets, [*edges])
+    return counts

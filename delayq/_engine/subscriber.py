@@ -23,7 +23,7 @@ _NAMED = 20
 
 
 class Subscriber:
-    """Keeps one connection subscribed to all channels that are wanted.
+    """Keeps one connection subscribed to all channels of the client's queues.
 
     Notifications are only hints: anything published while the link is down is lost. Every
     confirmation of a subscription is therefore reported, so that the queues can be checked, and a
@@ -34,22 +34,22 @@ class Subscriber:
         self,
         nodes: Topology,
         background: Background,
-        heard: Callable[[str, bytes], None],
-        subscribed: Callable[[str], None],
+        on_message: Callable[[str, bytes], None],
+        on_subscribed: Callable[[str], None],
         ping_interval: float,
         retry_most: float,
     ) -> None:
         """Args:
-        heard: Called with the channel and the content of each message.
-        subscribed: Called with each channel whose subscription is confirmed, including after every
+        on_message: Called with the channel and the content of each message.
+        on_subscribed: Called with each channel whose subscription is confirmed, also after every
             reconnection.
         ping_interval: Seconds between pings.
         retry_most: Maximum seconds between two attempts to connect.
         """
         self._nodes = nodes
         self._background = background
-        self._heard = heard
-        self._subscribed = subscribed
+        self._on_message = on_message
+        self._on_subscribed = on_subscribed
         self._ping_interval = ping_interval
         self._retry_most = retry_most
         self._plan = SubscriptionPlan()
@@ -89,17 +89,17 @@ class Subscriber:
             writer.cancel()
 
     def _handle(self, answer: Any) -> None:
-        kind, *rest = answer if isinstance(answer, list) and answer else [answer]
+        kind, *parts = answer if isinstance(answer, list) and answer else [answer]
         if kind == b"message":
             try:
-                self._heard(rest[0].decode(), rest[1])
+                self._on_message(parts[0].decode(), parts[1])
             except Exception:  # noqa: BLE001 - anyone may publish anything
                 _log.exception("handling a notification failed")
         elif kind in (b"subscribe", b"unsubscribe"):
-            self._plan.on_confirmation(rest[0].decode())
+            self._plan.on_confirmation(parts[0].decode())
             self._warn()
             if kind == b"subscribe":
-                self._subscribed(rest[0].decode())
+                self._on_subscribed(parts[0].decode())
         else:
             self._plan.on_pong()
 
@@ -115,13 +115,13 @@ class Subscriber:
         new = self._plan.report_forbidden()
         if not new:
             return
-        more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
+        others = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
         _log.warning(
             "no permission to subscribe to the channels %s%s: messages that other clients offer to"
             " these queues may be noticed %g s late. Grant it with: ACL SETUSER <user> +subscribe"
             " %s",
             ", ".join(new[:_NAMED]),
-            more,
+            others,
             self._ping_interval,
             " ".join(f"&{channel}" for channel in new[:_NAMED]),
         )

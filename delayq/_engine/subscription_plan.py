@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 # Maximum number of channels in one command.
-_AT_A_TIME = 500
+_CHANNELS_AT_ONCE = 500
 # Time until a forbidden channel is tried again, in seconds.
 _RETRY_FORBIDDEN_AFTER = 60.0
 
@@ -24,14 +24,14 @@ Command = tuple[Kind, list[str]]
 
 
 class SubscriptionPlan:
-    """Decides which commands lead from the channels that are subscribed to those that are wanted.
+    """Decides which commands lead from the channels that are subscribed to those that are desired.
 
     The server refuses a command if one of its channels is forbidden. Each half is then requested
     separately, until the forbidden ones are found. They are tried again every minute.
     """
 
     def __init__(self) -> None:
-        self._wanted: set[str] = set()
+        self._desired: set[str] = set()
         # Those that may have to be requested, or given up: there may be many others.
         self._touched: set[str] = set()
         # Those that are subscribed on this connection, or will be once its replies have come.
@@ -51,13 +51,13 @@ class SubscriptionPlan:
         return self._retry_at if self._forbidden else math.inf
 
     def add(self, channel: str) -> None:
-        """Add a channel to those that are wanted."""
-        self._wanted.add(channel)
+        """Add a channel to those that are desired."""
+        self._desired.add(channel)
         self._touched.add(channel)
 
     def remove(self, channel: str) -> None:
         """Remove a channel from those that are wanted."""
-        self._wanted.discard(channel)
+        self._desired.discard(channel)
         self._touched.add(channel)
         self._forbidden.discard(channel)
         self._reported.discard(channel)
@@ -65,7 +65,7 @@ class SubscriptionPlan:
     def begin(self) -> None:
         """Start again: the connection is new, and nothing has been requested on it."""
         self._requested.clear()
-        self._touched |= self._wanted
+        self._touched |= self._desired
         self._sent.clear()
         self._parts.clear()
 
@@ -73,17 +73,21 @@ class SubscriptionPlan:
         """Return the commands to send now, in order. They count as sent."""
         parts, self._parts = self._parts, []
         commands = [
-            each for part in parts for each in self._send("subscribe", self._wanted & {*part})
+            command
+            for part in parts
+            for command in self._send("subscribe", self._desired & {*part})
         ]
         if self.retry_at <= now:
-            again, self._forbidden = self._forbidden & self._wanted, set()
+            again, self._forbidden = self._forbidden & self._desired, set()
             self._requested |= again
             commands += [
-                each for channel in sorted(again) for each in self._send("subscribe", [channel])
+                command
+                for channel in sorted(again)
+                for command in self._send("subscribe", [channel])
             ]
         touched, self._touched = self._touched, set()
-        new = (touched & self._wanted) - self._requested - self._forbidden
-        old = (touched & self._requested) - self._wanted
+        new = (touched & self._desired) - self._requested - self._forbidden
+        old = (touched & self._requested) - self._desired
         self._requested |= new
         self._requested -= old
         return [*commands, *self._send("subscribe", new), *self._send("unsubscribe", old)]
@@ -129,13 +133,13 @@ class SubscriptionPlan:
         """Return the forbidden channels that were not reported yet, once all of them are known."""
         if self._parts or any(kind == "subscribe" for kind, _ in self._sent):
             return ()
-        new = (self._forbidden & self._wanted) - self._reported
+        new = (self._forbidden & self._desired) - self._reported
         self._reported |= new
         return sorted(new)
 
     def _send(self, kind: Kind, channels: Iterable[str]) -> Iterator[Command]:
         names = sorted(channels)
-        for at in range(0, len(names), _AT_A_TIME):
-            some = names[at : at + _AT_A_TIME]
-            self._sent.append((kind, {*some}))
-            yield kind, some
+        for start in range(0, len(names), _CHANNELS_AT_ONCE):
+            batch = names[start : start + _CHANNELS_AT_ONCE]
+            self._sent.append((kind, {*batch}))
+            yield kind, batch

@@ -11,7 +11,7 @@ from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 from delayq._engine.stagger import Stagger
-from delayq._engine.wakeup_plan import Arm, Call, Listen, WakeupPlan
+from delayq._engine.wakeup_plan import Arm, Call, CallOutcome, Listen, WakeupPlan
 from delayq._logging import log
 from delayq._redis.retry import retry_delay
 from delayq.errors import DelayqError
@@ -49,18 +49,18 @@ class WakeupLoop:
     def __init__(
         self,
         name: str,
-        once: Callable[[], Awaitable[int]],
+        make_call: Callable[[], Awaitable[int | CallOutcome]],
         services: EngineContext,
-        has_demand: Callable[[], bool],
+        has_callers: Callable[[], bool],
     ) -> None:
         """Args:
         name: The queue's name, for the log.
-        once: Makes one call. Returns when the next message is due, as :meth:`on_next_due` takes it,
-            or :data:`NOT_ASKED` or :data:`IN_TURN`.
-        has_demand: Returns whether any caller here wants messages as they come due.
+        make_call: Makes one call. Returns what :meth:`WakeupPlan.on_reply` takes.
+        has_callers: Returns whether any caller here wants messages as they come due.
         """
         self._name = name
-        self._once = once
+        self._make_call = make_call
+        self._has_callers = has_callers
         self._now = services.clock.local
         self._timer = services.timer
         self._background = services.background
@@ -76,7 +76,7 @@ class WakeupLoop:
                 lambda: max(1, len(services.nodes.all())),
                 services.resync_interval,
             ),
-            has_demand,
+            has_callers,
             partial(retry_delay, most=services.retry_most),
         )
         self.timer_at: float | None = None
@@ -84,14 +84,14 @@ class WakeupLoop:
 
     # Events, as :class:`WakeupPlan` takes them
 
-    def demand(self) -> None:
-        self._act(self.plan.demand())
+    def on_caller_joined(self) -> None:
+        self._act(self.plan.on_caller_joined())
 
     def listen(self) -> None:
         self._act(self.plan.listen())
 
-    def rest(self) -> None:
-        self._act(self.plan.rest())
+    def on_no_callers(self) -> None:
+        self._act(self.plan.on_no_callers())
 
     def wake(self) -> None:
         """Call the server now, or right after the call in flight."""
@@ -103,18 +103,16 @@ class WakeupLoop:
     def on_notice(self, notice: TransferNotice) -> None:
         self._act(self.plan.on_notice(notice, self._now()))
 
-    def on_recheck(self, due_us: int, found: NextDue) -> None:
-        late = found.late_us / 1_000_000
-        self._act(self.plan.on_recheck(due_us, late, found.listeners, found.resters, self._now()))
+    def on_recheck(self, due_us: int, reply: NextDue) -> None:
+        late = reply.late_us / 1_000_000
+        now = self._now()
+        self._act(self.plan.on_recheck(due_us, late, reply.listeners, reply.dormant, now))
 
     def on_summons(self, number: int) -> None:
         self._act(self.plan.on_summons(number))
 
-    def on_next_due(self, due_us: int) -> None:
-        self._act(self.plan.on_next_due(due_us, self._now()))
-
-    def on_look(self, due_us: int, knowledge: int) -> None:
-        self._act(self.plan.on_look(due_us, knowledge, self._now()))
+    def on_probe(self, due_us: int, knowledge: int) -> None:
+        self._act(self.plan.on_probe(due_us, knowledge, self._now()))
 
     def handed_out(self, through_us: int) -> None:
         self._act(self.plan.handed_out(through_us))
@@ -125,28 +123,30 @@ class WakeupLoop:
             self._warned_of_refusal = True
             warn_of_refusal(self._name)
 
+    def signature(self) -> str:
+        """Return what the next call tells its script about us, as :meth:`Stagger.signature`."""
+        return self.plan.stagger.signature(self._now(), wants_messages=self._has_callers())
+
     def more_is_due(self, summon: Callable[[int], Awaitable[object]]) -> None:
-        """Summon clients that rest, if need be, because more is due than this client takes.
+        """Summon dormant clients, if need be, because more is due than this client takes.
 
         ``summon`` does so unless no more than that number of clients are needed.
         """
-        left = self.plan.stagger.left_to_listeners(self._now())
-        if left is not None:
-            self._background.spawn(self._summon(summon, left), f"summon for {self._name}")
+        threshold = self.plan.stagger.summon_threshold(self._now())
+        if threshold is not None:
+            self._background.spawn(self._summon(summon, threshold), f"summon for {self._name}")
 
-    async def _summon(self, summon: Callable[[int], Awaitable[object]], left: int) -> None:
-        # A hint: those who rest look now and then.
+    async def _summon(self, summon: Callable[[int], Awaitable[object]], threshold: int) -> None:
+        # A hint: dormant clients re-check now and then.
         with suppress(DelayqError):
-            await summon(left)
+            await summon(threshold)
 
-    def signature(self) -> str:
-        """Return what the next call tells its script about us."""
-        return self.plan.signature(self._now())
+    # The task
 
-    async def idle(self, within: float) -> None:
-        """Wait until no call is in flight, for at most ``within`` seconds."""
+    async def drain(self, timeout: float) -> None:
+        """Wait until no call is in flight, for at most ``timeout`` seconds."""
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=within)
+            await asyncio.wait({self._task}, timeout=timeout)
 
     async def aclose(self, grace: float) -> None:
         """Stop within ``grace`` seconds."""
@@ -168,49 +168,47 @@ class WakeupLoop:
                 self._set_timer(action.wakeup)
             elif isinstance(action, Listen):
                 self._listen(action.to)
-            else:
-                self._cancel_timer()
+            elif self._timeout is not None:
+                self._timeout.cancel()
+                self._timeout = None
 
     def _set_timer(self, wakeup: Armed) -> None:
         # The new timer comes first, so that there is one at any moment.
         try:
             timeout = self._timer.new_timeout(
-                lambda _: self._fired(wakeup), wakeup.wake_at - self._now()
+                partial(self._on_timer, wakeup), wakeup.wake_at - self._now()
             )
         except BaseException:
             self.plan.on_timer_refused(wakeup)
             raise
-        self._cancel_timer()
+        if self._timeout is not None:
+            self._timeout.cancel()
         self._timeout = timeout
 
-    def _fired(self, wakeup: Armed) -> None:
+    def _on_timer(self, wakeup: Armed, _: Timeout) -> None:
         if self._task is None:
             self.timer_at = wakeup.wake_at
         self._act(self.plan.on_timer(wakeup))
 
-    def _cancel_timer(self) -> None:
-        timeout, self._timeout = self._timeout, None
-        if timeout is not None:
-            timeout.cancel()
-
     async def _run(self) -> None:
         try:
             while self.plan.begin_call():
-                actions = await self._call()
+                try:
+                    reply = await self._make_call()
+                except Exception as error:  # noqa: BLE001 - the queue keeps running, whatever fails
+                    actions = self._on_failure(error)
+                else:
+                    actions = self.plan.on_reply(reply, self._now())
                 self.timer_at = None
                 self._act(actions)
         finally:
             self._task = self.timer_at = None
 
-    async def _call(self) -> Actions:
-        try:
-            due_us = await self._once()
-        except Exception as error:  # noqa: BLE001 - the queue keeps running, whatever fails
-            self.errors += 1
-            actions = self.plan.on_failure(self._now())
-            if self.plan.failures == 1:
-                text = "checking for due messages failed, retrying: %s"
-                cause = None if isinstance(error, DelayqError) else error
-                log(WARNING, self._name, text, error, error=cause)
-            return actions
-        return self.plan.on_reply(due_us, self._now())
+    def _on_failure(self, error: Exception) -> Actions:
+        self.errors += 1
+        actions = self.plan.on_failure(self._now())
+        if self.plan.failures == 1:
+            text = "checking for due messages failed, retrying: %s"
+            cause = None if isinstance(error, DelayqError) else error
+            log(WARNING, self._name, text, error, error=cause)
+        return actions

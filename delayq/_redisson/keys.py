@@ -61,7 +61,7 @@ class DelayedKeys:
     need not look.
     """
     summons: str
-    """Channel on which clients that rest are called: how many of them are needed."""
+    """Channel on which dormant clients are called: how many of them are needed."""
     _of_scripts: dict[str, tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

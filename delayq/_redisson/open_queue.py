@@ -39,7 +39,7 @@ class OpenDelayedQueue:
     """An open delayed queue: stores its messages and delivers them."""
 
     kind: Literal["delayed"] = "delayed"
-    always_heard: tuple[str, ...] = ()
+    notification_channels: tuple[str, ...] = ()
     unit_us: int = UNIT_US
 
     def __init__(self, keys: DelayedKeys, services: EngineContext, *, listed: bool) -> None:
@@ -63,13 +63,13 @@ class OpenDelayedQueue:
         return self.keys.summons
 
     @property
-    def resting(self) -> bool:
-        return self.wakeups.plan.resting
+    def is_dormant(self) -> bool:
+        return self.wakeups.plan.stagger.is_dormant
 
     def resync_keys(self) -> tuple[str, ...]:
         if self.transfer.watches:
             return self.store.resync_keys
-        self.wakeups.rest()
+        self.wakeups.on_no_callers()
         return ()
 
     def resynced(self, due_us: int, next_due: NextDue) -> None:
@@ -84,7 +84,7 @@ class OpenDelayedQueue:
     def on_summons(self, number: int) -> None:
         self.wakeups.on_summons(number)
 
-    def on_news(self, _content: bytes) -> None:
+    def on_notification(self, _content: bytes) -> None:
         """Do nothing: only a reliable queue has settings on the server."""
 
     def wake(self) -> None:

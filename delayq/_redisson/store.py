@@ -499,7 +499,7 @@ class DelayedStore:
         return Resynced.of(reply).queues[0]
 
     async def summon(self, share: int, ready_count: int) -> None:
-        """Call as many clients that rest as the ready payloads need if each takes ``share``.
+        """Call as many dormant clients as the ready payloads need if each takes ``share``.
 
         For ``ready_count`` of them, those that listen suffice.
         """

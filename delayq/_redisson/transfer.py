@@ -12,7 +12,7 @@ from delayq._engine.counters import Counters
 from delayq._engine.dispatcher import ClaimSource, Dispatcher
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._engine.wakeup import WakeupLoop
-from delayq._engine.wakeup_plan import NOT_ASKED, due_us
+from delayq._engine.wakeup_plan import CallOutcome, due_us
 from delayq._logging import about
 from delayq._redis.hand_back import HandBack
 from delayq._redisson.leases import Lease, Leases
@@ -112,7 +112,7 @@ class TransferTask:
         """Whether it needs the re-check, because moving is not left to other processes."""
         return not self._forbidden or self.waiting
 
-    async def run_once(self) -> int:
+    async def run_once(self) -> int | CallOutcome:
         """Make one round of calls, and return when the next message is due.
 
         For a user who may only offer, or only look, this moves nothing, and says so once. Callers
@@ -123,7 +123,7 @@ class TransferTask:
             for source in self._sources.values()
         )
         if self._forbidden and not has_callers:
-            return NOT_ASKED
+            return CallOutcome.NO_CALLERS
         try:
             due = await self._run_once()
         except ServerRefused as error:
@@ -132,7 +132,7 @@ class TransferTask:
                 raise
             self._forbidden = True
             self._warn("no permission to move due messages, so other processes have to: %s", error)
-            return NOT_ASKED
+            return CallOutcome.NO_CALLERS
         self._forbidden = False
         return due
 
@@ -154,7 +154,7 @@ class TransferTask:
             for _, source in sources:
                 source.finish()
         due = 0 if 0 in dues else dues[-1]
-        if due and self.waiting and not self.wakeups.plan.resting:
+        if due and self.waiting and not self.wakeups.plan.stagger.is_dormant:
             self._watch.start()
         return due
 
@@ -244,9 +244,9 @@ class TransferTask:
 
     def _ask(self, insist: bool) -> None:
         """Ask for a caller, unless it can wait and the list was empty and is watched since."""
-        rests = self.wakeups.plan.resting
-        if not insist and not rests and self._emptied and self._watch.is_watching:
+        is_dormant = self.wakeups.plan.stagger.is_dormant
+        if not insist and not is_dormant and self._emptied and self._watch.is_watching:
             self._watch.start()
         else:
             self.wakeups.wake()
-        self.wakeups.demand()
+        self.wakeups.on_caller_joined()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from delayq._engine.leases import fresh_until
 from delayq._engine.wakeup import WakeupLoop
-from delayq._engine.wakeup_plan import IN_TURN, NOT_ASKED, due_us
+from delayq._engine.wakeup_plan import CallOutcome, due_us
 from delayq._logging import about
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.hand_back import HandBack
@@ -54,7 +54,7 @@ class Claims:
             partition.name, self.run_once, services, lambda: dispatcher.callers.capacity > 0
         )
         # A client that only offers needs no notifications.
-        self.wakeups.plan.stagger.resting = True
+        self.wakeups.plan.stagger.is_dormant = True
         self.source: ClaimSource[Claim] = dispatcher.add_source(
             partition.name,
             self.wakeups.wake,
@@ -97,7 +97,7 @@ class Claims:
         if self._suspect is not None and self._suspect.name == lease:
             self._services.suspects.over(self._suspect)
 
-    async def run_once(self) -> int:
+    async def run_once(self) -> int | CallOutcome:
         """Make one call, if any caller wants messages.
 
         Returns the value that :class:`WakeupLoop` expects.
@@ -113,7 +113,7 @@ class Claims:
             await self.source.return_queue.drain(_RETURN_WITHIN)
             take, policy = self.source.begin(BATCH)
             if not take:
-                return NOT_ASKED
+                return CallOutcome.NO_CALLERS
             if self._services.suspects.works_alone:
                 self._services.suspects.when_not_alone(self.wakeups.wake)
                 self.source.end([], more=False)
@@ -132,7 +132,7 @@ class Claims:
                 await asyncio.sleep(0)
             self.source.end(claims, more=wait == 0)
             # Partitions take turns.
-            turn = IN_TURN if partition.queue.ids.partitions > 1 else 0
+            turn = CallOutcome.MORE_DUE if partition.queue.ids.partitions > 1 else 0
             return due_us(now, wait) or turn
         except DelayqError as error:
             self.source.fail(error)
@@ -150,7 +150,7 @@ class Claims:
         """Wait until no call is in flight and everything given back has arrived, for at most
         ``within`` seconds each.
         """
-        await self.wakeups.idle(within)
+        await self.wakeups.drain(within)
         await self.source.return_queue.drain(within)
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class ReliableKeys:
     wake: str
     """Channel that announces the due time of a new head, decimal microseconds."""
     summons: str
-    """Channel on which clients that rest are called: how many of them are needed."""
+    """Channel on which dormant clients are called: how many of them are needed."""
     done: str
     """ZSET of ids that count as taken, scored by the end of that time, microseconds."""
     shared_moments: str

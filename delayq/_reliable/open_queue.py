@@ -300,12 +300,12 @@ class OpenReliableQueue:
             if insist:
                 wakeups.wake()
             else:
-                wakeups.demand()
+                wakeups.on_caller_joined()
             return
         unknown = [
             partition
             for number in self.dispatcher.callers.unprobed_sources()
-            if not (partition := self.opened_partitions[number]).wakeups.plan.up_to_date
+            if not (partition := self.opened_partitions[number]).wakeups.plan.is_up_to_date
         ]
         if not insist:
             for each in self.partitions:

@@ -91,12 +91,12 @@ class Partition:
         return self.keys.summons
 
     @property
-    def always_heard(self) -> tuple[str, ...]:
+    def notification_channels(self) -> tuple[str, ...]:
         return (self.keys.settings,)
 
     @property
-    def resting(self) -> bool:
-        return self.wakeups.plan.resting
+    def is_dormant(self) -> bool:
+        return self.wakeups.plan.stagger.is_dormant
 
     @property
     def kind(self) -> Literal["reliable"]:
@@ -133,7 +133,7 @@ class Partition:
     def listen(self) -> None:
         """Listen to the queue from now on, because this client does more than to offer to it."""
         if not self.closed:
-            self._services.listen("news")
+            self._services.listen("notifications")
 
     def resync_keys(self) -> tuple[str, ...]:
         self.queue.notifications.look_again()
@@ -141,7 +141,7 @@ class Partition:
             self.queue.reports.look()
         if self.queue.dispatcher.callers.are_waiting:
             return self.keys.re_checked
-        self.wakeups.rest()
+        self.wakeups.on_no_callers()
         return ()
 
     def resynced(self, due_us: int, found: NextDue) -> None:
@@ -164,7 +164,7 @@ class Partition:
     def on_summons(self, number: int) -> None:
         self.wakeups.on_summons(number)
 
-    def on_news(self, content: bytes) -> None:
+    def on_notification(self, content: bytes) -> None:
         what, _, rest = content.partition(b" ")
         if what == _CANCELLED:
             token, _, id = rest.partition(b" ")  # noqa: A001

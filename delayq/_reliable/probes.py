@@ -69,11 +69,11 @@ class Probes:
             knowledge = left.pop(partition)
             self._queue.settings.on_epoch(partition.index, reply.epoch.decode(errors="replace"))
             if due_us:
-                partition.wakeups.on_look(due_us, knowledge)
+                partition.wakeups.on_probe(due_us, knowledge)
             partition.claims.source.end_probe(number, may_have_items=not due_us)
 
         try:
-            await self._scheduler.look(
+            await self._scheduler.check(
                 [(partition, partition.keys.re_checked) for partition in left], found
             )
         except Exception as error:  # noqa: BLE001 - partitions must not stay pending, whatever fails

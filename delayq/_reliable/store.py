@@ -541,7 +541,7 @@ class ReliableStore:
         return bool(await self._run(RESUME))
 
     async def summon(self, share: int, left: int) -> None:
-        """Call as many clients that rest as the due messages need if each takes ``share``.
+        """Call as many dormant clients as the due messages need if each takes ``share``.
 
         For ``left`` of them, those that listen suffice.
         """

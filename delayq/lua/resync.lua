@@ -14,11 +14,11 @@
 -- Roles: consumer
 -- Repeatable: yes
 --
--- Returns {now_us, then for each queue: wait_us, late_us, listeners, resters, ready, epoch}.
+-- Returns {now_us, then for each queue: wait_us, late_us, listeners, dormant, ready, epoch}.
 -- wait_us: the time until the next message is due, or lease or kept slot ends, also if the queue is
 -- paused; 0 if one already is or has, or limits have changed, -1 if there is none. late_us: how long
 -- ago that was.
--- listeners, resters: the number of clients on this server that hear its notices, and summons; -1 if
+-- listeners, dormant: the number of clients on this server that hear its notices, and summons; -1 if
 -- the user may not know it. ready: the length of its ready list, or the number of its schedules.
 -- epoch: that of its settings, 0 if it has none. A key of a foreign type counts as empty here: it
 -- must not hide the other queues, and its own queue's next call reports it.

@@ -59,7 +59,7 @@ def altered(script: Script, *changes: tuple[str, str]) -> Plant:
 
 def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wake up late, without a re-check to wake it up either."""
-    wake_in = WakeupPlan._wake_in
+    arm = WakeupPlan._arm
 
     async def idle(_: Any) -> None:
         pass
@@ -67,10 +67,8 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "run_once", idle)
     monkeypatch.setattr(
         WakeupPlan,
-        "_wake_in",
-        lambda plan, seconds, now, due_us=math.inf: wake_in(
-            plan, seconds + 2 * WITHIN, now, due_us
-        ),
+        "_arm",
+        lambda plan, wake_at, due_us=math.inf: arm(plan, wake_at + 2 * WITHIN, due_us),
     )
 
 

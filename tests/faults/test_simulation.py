@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._engine import wakeup_plan
 from delayq._engine.return_queue import ReturnQueue
 from delayq._engine.scheduler import Scheduler
+from delayq._engine.wakeup_plan import LastTimeout
 from delayq._redisson import store as delayed_store
 from delayq._redisson.take_calls import TakeCalls
 from delayq._reliable import store as reliable_store
@@ -73,7 +73,10 @@ def checks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def arms_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wakeup_plan, "gives_way", lambda held, _: held is None)
+    arm = LastTimeout.arm
+    monkeypatch.setattr(
+        LastTimeout, "arm", lambda last, *wakeup: arm(last, *wakeup) if last.armed is None else None
+    )
 
 
 @dataclass(frozen=True)

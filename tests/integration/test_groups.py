@@ -164,7 +164,7 @@ async def test_a_freed_slot_wakes_a_waiting_client_at_once(
         await (await claim_one(jobs)).ack()
         first = await claim_one(jobs)
         waiting = asyncio.create_task(jobs.claim(wait=60))
-        await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
+        await until(lambda: jobs._open.partitions[0].wakeups.plan.is_up_to_date)
         before = calls(faults)
         await getattr(first, how)(*arguments.get(how, ()))
         (message,) = await waiting
@@ -186,7 +186,7 @@ class Two:
         """Wait for a message, and return once the client relies on being woken for it."""
         waiting = asyncio.create_task(jobs.claim(wait=60))
         plan = jobs._open.partitions[0].wakeups.plan
-        await until(lambda: jobs._open.dispatcher.callers.are_waiting and plan.up_to_date)
+        await until(lambda: jobs._open.dispatcher.callers.are_waiting and plan.is_up_to_date)
         return waiting
 
 
@@ -432,7 +432,7 @@ async def test_a_change_of_limits_needs_no_more_of_the_client_that_makes_it(
 
 async def are_looked_at(queue: ReliableQueue[int]) -> None:
     """Wait until the client knows that no partition has anything for it."""
-    await until(lambda: all(each.wakeups.plan.up_to_date for each in queue._open.partitions))
+    await until(lambda: all(each.wakeups.plan.is_up_to_date for each in queue._open.partitions))
 
 
 @pytest.mark.every_server

@@ -242,7 +242,7 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
             first = [
                 place
                 for place in sorted(alive)
-                if not kind.wakeups(crowd.queues[place]).plan.stagger.delay(demand=True)
+                if not kind.wakeups(crowd.queues[place]).plan.stagger.delay(wants_messages=True)
             ]
             for place in first[: len(alive) - 1]:
                 alive.remove(place)
@@ -252,19 +252,21 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
         crowd.check()
 
 
-def resting(crowd: Crowd) -> list[int]:
-    """Return the places of the clients that rest."""
+def dormant(crowd: Crowd) -> list[int]:
+    """Return the positions of the dormant clients."""
     return [
-        place for place, queue in enumerate(crowd.queues) if crowd.kind.wakeups(queue).plan.resting
+        place
+        for place, queue in enumerate(crowd.queues)
+        if crowd.kind.wakeups(queue).plan.stagger.is_dormant
     ]
 
 
 @pytest.fixture
 def four_are_a_crowd(monkeypatch: pytest.MonkeyPatch) -> float:
     """Return the re-check interval with which more than four clients are a crowd."""
-    monkeypatch.setattr(stagger, "ENOUGH", 2)
-    monkeypatch.setattr(stagger, "_FEW", 2)
-    monkeypatch.setattr(stagger, "_APART", 0.25)
+    monkeypatch.setattr(stagger, "ENOUGH_LISTENERS", 2)
+    monkeypatch.setattr(stagger, "_FEW_CLIENTS", 2)
+    monkeypatch.setattr(stagger, "_RECHECK_SPACING", 0.25)
     return 0.5
 
 
@@ -275,18 +277,18 @@ async def test_of_a_crowd_few_listen_and_each_message_comes_once(
 ) -> None:
     crowd = Crowd(kind, server.url, resync=four_are_a_crowd)
     async with crowd.of(12):
-        await until(lambda: len(resting(crowd)) >= 8)
+        await until(lambda: len(dormant(crowd)) >= 8)
 
         async def few_listen() -> bool:
             return await crowd.listeners(raw) <= 4
 
-        # The server learns a moment later who rests.
+        # The server learns a moment later who is dormant.
         await until(few_listen)
         await crowd.offer({n: 0.05 + n * APART for n in range(30)})
         await crowd.complete()
         crowd.check()
-        # A client that finds a message listens, so others may have to rest.
-        await until(lambda: len(resting(crowd)) >= 8)
+        # A client that finds a message listens, so others may become dormant.
+        await until(lambda: len(dormant(crowd)) >= 8)
 
 
 async def test_clients_that_only_offer_make_no_crowd(
@@ -303,7 +305,7 @@ async def test_clients_that_only_offer_make_no_crowd(
         await stack.enter_async_context(crowd.of(3))
 
         async def consumers_listen() -> bool:
-            return not resting(crowd) and await crowd.listeners(raw) == 3
+            return not dormant(crowd) and await crowd.listeners(raw) == 3
 
         await until(consumers_listen)
         # Whatever they learn from further re-checks.
@@ -319,8 +321,8 @@ async def test_when_all_listeners_go_those_who_rest_take_their_place(
     crowd, alive = Crowd(kind, server.url, resync=four_are_a_crowd), {*range(14)}
     async with crowd.of(14), crowd.producer() as queue:
         for at in (0, 4):
-            await until(lambda: len(alive.intersection(resting(crowd))) >= len(alive) - 4)
-            for place in alive.difference(resting(crowd)):
+            await until(lambda: len(alive.intersection(dormant(crowd))) >= len(alive) - 4)
+            for place in alive.difference(dormant(crowd)):
                 alive.remove(place)
                 await crowd.leave(place, fate)
             await crowd.offer({at + n: 0.05 + n * APART for n in range(4)}, by=queue)
@@ -345,12 +347,12 @@ async def test_if_more_is_due_than_the_listeners_take_the_others_are_summoned(
         async def not_summoned(first: int) -> float:
             # Each client takes one message, and wants no other.
             takes = [asyncio.create_task(kind.take(queue)) for queue in crowd.queues]
-            # The one that goes first has to know that others rest.
+            # The one that goes first has to know that others are dormant.
             staggers = [kind.wakeups(queue).plan.stagger for queue in crowd.queues]
             await until(
-                lambda: len(resting(crowd)) >= 8 and all(each._resters for each in staggers)
+                lambda: len(dormant(crowd)) >= 8 and all(each._dormant for each in staggers)
             )
-            # A client that has begun to rest watches the ready list for a moment longer.
+            # A client that has become dormant watches the ready list for a moment longer.
             await until(lambda: sum(map(kind.watches, crowd.queues)) <= 4)
             # An earlier round's may be late.
             while await summons.get_message(ignore_subscribe_messages=True, timeout=0):
@@ -363,7 +365,7 @@ async def test_if_more_is_due_than_the_listeners_take_the_others_are_summoned(
                     return 0
             return 1
 
-        # If the machine pauses, their re-checks wake those that rest.
+        # If the machine pauses, their re-checks wake dormant ones.
         rounds = itertools.count(0, 12)
         await one_of_many(lambda: not_summoned(next(rounds)), 0)
 

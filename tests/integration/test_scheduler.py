@@ -246,7 +246,7 @@ async def test_one_more_queue_costs_as_much_as_the_first(
 async def test_the_re_check_of_many_queues_is_one_round_trip(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._engine.scheduler._AT_A_TIME", 20)
+    monkeypatch.setattr("delayq._engine.scheduler._QUEUES_AT_ONCE", 20)
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queues = [client.delayed_queue(f"orders {n}") for n in range(100)]
         await queues[70].offer(70, 3600)

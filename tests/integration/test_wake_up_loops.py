@@ -193,7 +193,7 @@ async def test_what_raises_unexpectedly_is_logged_and_done_again(
         await hears(queue, own_server)
         caplog.clear()
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(queue._open.transfer.wakeups, "_once", lambda: 1 / 0)
+            broken.setattr(queue._open.transfer.wakeups, "_make_call", lambda: 1 / 0)
             taking = asyncio.create_task(queue.take())
             await queue.offer("x")
             await until(lambda: "ZeroDivisionError" in caplog.text)

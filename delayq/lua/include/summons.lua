@@ -1,7 +1,7 @@
--- summons: call this number of the clients that rest. Needs a channel, summons.
+-- summons: call this number of the dormant clients. Needs a channel, summons.
 
--- All who rest hear a summons, so it is given the less often the more they are: a key of the channel's
--- name exists until it may be given again. Only a hint, because those who rest look now and then.
+-- All dormant clients hear a summons, so it is given the less often the more they are: a key of the
+-- channel's name exists until it may be given again. Only a hint, because they re-check now and then.
 -- Return how many heard it.
 local function give_summons(number)
   if number <= 0 or redis.call('EXISTS', summons) == 1 then return 0 end

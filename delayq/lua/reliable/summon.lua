@@ -1,8 +1,8 @@
--- summon: call clients that rest, because more messages are due than those that listen can take.
+-- summon: call dormant clients, because more messages are due than those that listen can take.
 --
 -- Keys:
 --   messages  see include/queue.lua
---   summons  CHANNEL  where clients that rest listen: how many of them are needed; and STRING of that
+--   summons  CHANNEL  where dormant clients listen: how many of them are needed; and STRING of that
 --                     name, see include/summons.lua
 -- Arguments:
 --   share  int  how many messages one client takes

@@ -57,7 +57,11 @@ def test_no_message_stays_behind(
     """Clients die, all but one, and the server is away for a second."""
     with pytest.MonkeyPatch.context() as patch:
         # More than four clients are a crowd, of which two listen.
-        for name, value in (("ENOUGH", 2), ("_FEW", 2), ("_APART", 0.25)):
+        for name, value in (
+            ("ENOUGH_LISTENERS", 2),
+            ("_FEW_CLIENTS", 2),
+            ("_RECHECK_SPACING", 0.25),
+        ):
             patch.setattr(stagger, name, value)
         world, server, made = crowd(clients, hold=hold, seed=seed, masters=masters)
         offer(world, server, moments)

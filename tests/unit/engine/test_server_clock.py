@@ -15,8 +15,8 @@ from delayq._engine.server_clock import ServerClock
 def test_before_the_first_answer_everything_is_due() -> None:
     clock = ServerClock(lambda: 0.0)
     assert clock.seconds_until(10**15) == 0
-    assert clock.seconds_until_call(0.0, 10**15) == 0
-    assert clock.seconds_until_timer(0.0, 10**15) == 0
+    assert clock.seconds_until_call(10**15, 0.0) == 0
+    assert clock.seconds_until_timer(10**15, 0.0) == 0
 
 
 def test_a_lease_is_fresh_for_half_of_its_time() -> None:
@@ -84,7 +84,7 @@ class Server:
         return arrived_us / 1e6
 
     def wait_for(self, due: float) -> float:
-        return self.clock.seconds_until_call(self.now, round(due * 1e6))
+        return self.clock.seconds_until_call(round(due * 1e6), self.now)
 
 
 @given(
@@ -139,6 +139,6 @@ def test_the_time_from_a_timer_to_its_call_counts_like_the_way_to_the_server(
     # A call without a timer has no such time.
     server.call(0.003, 0.001)
     due = server.now + 5
-    server.now += server.clock.seconds_until_timer(server.now, round(due * 1e6))
+    server.now += server.clock.seconds_until_timer(round(due * 1e6), server.now)
     came = server.call(0.003, 0, min(lags) + slower)
     assert -3e-6 <= came - due <= slower + 3e-6

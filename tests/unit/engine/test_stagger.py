@@ -9,29 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayq._engine.stagger import (
-    _ASIDE,
     _ASK_EVERY,
-    _WAY,
-    LEAST,
-    MOST,
+    _MOVER_DELAY,
+    _MOVER_FACTOR,
+    MAX_STAGGER,
+    MIN_STAGGER,
     Stagger,
     TransferNotice,
     parse,
 )
 
-FROM_A_CONSUMER = TransferNotice(next_us=-1, through_us=0, client="other", demand=True)
-FROM_A_PRODUCER = TransferNotice(next_us=-1, through_us=0, client="other", demand=False)
+FROM_A_CONSUMER = TransferNotice(next_us=-1, through_us=0, client="other", wants_messages=True)
+FROM_A_PRODUCER = TransferNotice(next_us=-1, through_us=0, client="other", wants_messages=False)
 
 
 def not_first(place: float = 0.5, *, after: float = 0.0) -> Stagger:
     """Return the stagger of a client that heard a notice ``after`` seconds after the moment."""
     stagger = Stagger("us", lambda: place)
-    stagger.on_notice(FROM_A_CONSUMER, after, demand=True)
+    stagger.on_notice(FROM_A_CONSUMER, after, wants_messages=True)
     return stagger
 
 
 def hear(stagger: Stagger, notice: TransferNotice = FROM_A_CONSUMER) -> None:
-    stagger.on_notice(notice, 0.0, demand=True)
+    stagger.on_notice(notice, 0.0, wants_messages=True)
 
 
 class TestNotice:
@@ -39,42 +39,44 @@ class TestNotice:
         next_us=st.integers(-1, 2**53),
         through_us=st.integers(0, 2**53),
         client=st.text("0123456789abcdef", min_size=1, max_size=16),
-        demand=st.booleans(),
+        wants_messages=st.booleans(),
         listeners=st.sampled_from([0, 2, 200]),
     )
     def test_a_published_notice_is_parsed(
-        self, next_us: int, through_us: int, client: str, demand: bool, listeners: int
+        self, next_us: int, through_us: int, client: str, wants_messages: bool, listeners: int
     ) -> None:
         stagger = Stagger(client, lambda: 0.5)
         if listeners:
-            stagger.published(listeners, 0.0)
-        content = f"{next_us} {through_us} {stagger.signature(0.0, demand=demand)}".encode()
-        assert parse(content) == TransferNotice(next_us, through_us, client, demand, listeners)
+            stagger.transferred(listeners, 0.0)
+        signature = stagger.signature(0.0, wants_messages=wants_messages)
+        assert parse(f"{next_us} {through_us} {signature}".encode()) == TransferNotice(
+            next_us, through_us, client, wants_messages, listeners
+        )
 
 
 class TestStagger:
     def test_slow_notices_widen_the_stagger_up_to_its_bound_until_they_are_forgotten(self) -> None:
-        usual = not_first().delay(demand=True)
-        assert not_first(after=LEAST / 10).delay(demand=True) == usual
-        assert usual < not_first(after=LEAST * 0.75).delay(demand=True)
+        usual = not_first().delay(wants_messages=True)
+        assert not_first(after=MIN_STAGGER / 10).delay(wants_messages=True) == usual
+        assert usual < not_first(after=MIN_STAGGER * 0.75).delay(wants_messages=True)
         stagger = not_first(0.0, after=10.0)
-        assert stagger.delay(demand=True) == pytest.approx(MOST)
+        assert stagger.delay(wants_messages=True) == pytest.approx(MAX_STAGGER)
         for _ in range(1000):
             hear(stagger)
-        assert stagger.delay(demand=True) == pytest.approx(LEAST)
+        assert stagger.delay(wants_messages=True) == pytest.approx(MIN_STAGGER)
 
     def test_a_client_that_is_alone_publishes_a_notice_once_in_a_while(self) -> None:
         stagger = Stagger("us", lambda: 0.5)
-        assert stagger.signature(5.0, demand=True)
-        stagger.published(2, 5.0)
-        assert stagger.signature(5.0, demand=True)
-        stagger.published(1, 5.0)
-        assert not stagger.signature(5.0, demand=True)
-        assert not stagger.signature(5.0 + _ASK_EVERY * 0.99, demand=True)
-        assert stagger.signature(5.0 + _ASK_EVERY, demand=True)
-        stagger.published(1, 5.0)
+        assert stagger.signature(5.0, wants_messages=True)
+        stagger.transferred(2, 5.0)
+        assert stagger.signature(5.0, wants_messages=True)
+        stagger.transferred(1, 5.0)
+        assert not stagger.signature(5.0, wants_messages=True)
+        assert not stagger.signature(5.0 + _ASK_EVERY * 0.99, wants_messages=True)
+        assert stagger.signature(5.0 + _ASK_EVERY, wants_messages=True)
+        stagger.transferred(1, 5.0)
         hear(stagger)
-        assert stagger.signature(5.0, demand=True), "it has heard another"
+        assert stagger.signature(5.0, wants_messages=True), "it has heard another"
 
     @given(
         chance=st.floats(0, 1),
@@ -94,18 +96,23 @@ class TestStagger:
         stagger = Stagger("us", lambda: chance)
         for kind, *facts in events:
             if kind == "transferred":
-                stagger.transferred()
+                stagger.transferred(0, 0.0)
             elif kind == "nothing":
-                stagger.found_nothing()
+                stagger.came_too_late()
             elif kind == "published":
-                stagger.published(*facts)
+                stagger.transferred(*facts)
             else:
                 after, theirs, ours = facts
-                stagger.on_notice(TransferNotice(-1, 0, "other", theirs), after, demand=ours)
-            for demand in (True, False):
-                delay = stagger.delay(demand=demand)
-                assert delay in (0, 0 if demand else _WAY) or LEAST <= delay <= 2 * MOST * _ASIDE
-            assert stagger.delay(demand=True) <= stagger.delay(demand=False)
+                stagger.on_notice(
+                    TransferNotice(-1, 0, "other", theirs), after, wants_messages=ours
+                )
+            for wants_messages in (True, False):
+                delay = stagger.delay(wants_messages=wants_messages)
+                assert (
+                    delay in (0, 0 if wants_messages else _MOVER_DELAY)
+                    or MIN_STAGGER <= delay <= 2 * MAX_STAGGER * _MOVER_FACTOR
+                )
+            assert stagger.delay(wants_messages=True) <= stagger.delay(wants_messages=False)
 
 
 class TestCrowd:
@@ -117,13 +124,13 @@ class TestCrowd:
     ) -> Stagger:
         stagger = Stagger("us", lambda: chance, lambda: servers, resync)
         if goes_first:
-            stagger.transferred()
+            stagger.transferred(0, 0.0)
         else:
             hear(stagger)
         return stagger
 
-    def test_clients_rest_if_their_re_checks_are_close_together(self) -> None:
-        for listeners, servers, resync, rests in (
+    def test_clients_are_dormant_if_their_re_checks_are_close_together(self) -> None:
+        for listeners, servers, resync, is_dormant in (
             (132, 1, 5.0, False),  # too few
             (133, 1, 5.0, True),
             (133, 1, 6.0, False),  # a crowd that seldom looks
@@ -132,11 +139,11 @@ class TestCrowd:
             (-1, 1, 5.0, False),  # we may not know
         ):
             stagger = self.client(servers=servers, resync=resync)
-            stagger.on_recheck(listeners, 0, demand=True)
-            assert stagger.resting == rests, (listeners, servers, resync)
+            stagger.on_recheck(listeners, 0, wants_messages=True)
+            assert stagger.is_dormant == is_dormant, (listeners, servers, resync)
 
     def test_a_client_listens_again_once_others_have_gone(self) -> None:
-        for listeners, resters, rests in (
+        for listeners, dormant, is_dormant in (
             (32, 100, True),
             (15, 1985, False),  # too few of a crowd listen
             (16, 1984, True),
@@ -145,16 +152,16 @@ class TestCrowd:
             (0, 1, False),  # we alone are left
         ):
             stagger = self.client()
-            stagger.on_recheck(2000, 0, demand=True)
-            assert stagger.resting
-            stagger.on_recheck(listeners, resters, demand=True)
-            assert stagger.resting == rests, (listeners, resters)
+            stagger.on_recheck(2000, 0, wants_messages=True)
+            assert stagger.is_dormant
+            stagger.on_recheck(listeners, dormant, wants_messages=True)
+            assert stagger.is_dormant == is_dormant, (listeners, dormant)
 
     def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(self) -> None:
         for listeners, steps_back in ((8, False), (9, True)):
             stagger = Stagger("us", lambda: 0.5)
-            stagger.on_recheck(listeners, 0, demand=True)
-            assert (stagger.delay(demand=True) > 0) == steps_back
-            stagger.transferred()
-            stagger.on_recheck(listeners, 0, demand=True)
-            assert stagger.delay(demand=True) == 0
+            stagger.on_recheck(listeners, 0, wants_messages=True)
+            assert (stagger.delay(wants_messages=True) > 0) == steps_back
+            stagger.transferred(0, 0.0)
+            stagger.on_recheck(listeners, 0, wants_messages=True)
+            assert stagger.delay(wants_messages=True) == 0

@@ -125,7 +125,7 @@ async def test_failures_in_a_row_are_one_line(desk: Desk, caplog: pytest.LogCapt
     assert "broken" in caplog.text
 
 
-async def test_others_are_summoned_if_some_rest(desk: Desk) -> None:
+async def test_others_are_summoned_if_some_are_dormant(desk: Desk) -> None:
     summoned = 0
 
     async def summon(left: int) -> None:
@@ -152,11 +152,11 @@ async def test_a_timer_that_could_not_be_set_does_not_stand_in_for_a_later_one(
         without_room.setattr(desk.timer, "new_timeout", refuse)
         with pytest.raises(TimerFull):
             desk.loop.on_due(desk.us(10))
-        desk.loop.demand()
+        desk.loop.on_caller_joined()
         await desk.reply(desk.us(10))
     assert "no more timers" in caplog.text
     desk.loop.on_due(desk.us(20))
     assert desk.timer.pending_timeouts == 1
-    desk.loop.demand()
+    desk.loop.on_caller_joined()
     await desk.reply(desk.us(10))
     assert (desk.calls, desk.timer.pending_timeouts) == (2, 1), "callers ask again"

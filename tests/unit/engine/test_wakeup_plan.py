@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import Stagger, TransferNotice
 from delayq._engine.wakeup_plan import (
-    IN_TURN,
-    NOT_ASKED,
     Actions,
     Arm,
     Armed,
     Call,
+    CallOutcome,
     Listen,
     WakeupPlan,
 )
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 # At this interval of re-checks, this number of clients is a crowd.
 RESYNC, CROWD = 5.0, 2000
+OTHERS_NOTICE = TransferNotice(-1, 0, "other", wants_messages=True)
 
 
 def us(second: float) -> int:
@@ -41,12 +41,12 @@ class Driver:
         self.now = 0.0
         clock = ServerClock(lambda: self.now)
         clock.observe(us(0), 0.0)
-        self.has_demand = True
+        self.has_callers = True
         self.retry_in = 0.1
         self.plan = WakeupPlan(
             clock,
             Stagger(client, lambda: chance, resync_interval=RESYNC),
-            lambda: self.has_demand,
+            lambda: self.has_callers,
             lambda _: self.retry_in,
         )
         self.timer: Armed | None = None
@@ -91,7 +91,7 @@ class Desk(Driver):
         self.count = 0
         # The replies to the next calls, None for a failure. Without any, a call replies that
         # nothing is left.
-        self.replies: deque[int | None] = deque()
+        self.replies: deque[int | CallOutcome | None] = deque()
         self.finds = False
 
     def calls(self) -> None:
@@ -118,8 +118,8 @@ class Desk(Driver):
         self.act(self.plan.wake())
         return self.at(self.now)
 
-    def demand(self) -> int:
-        self.act(self.plan.demand())
+    def join(self) -> int:
+        self.act(self.plan.on_caller_joined())
         return self.at(self.now)
 
     def due(self, second: float) -> None:
@@ -131,23 +131,27 @@ class Desk(Driver):
     def notice(self, through: float, following: float | None, *, client: str = "other") -> None:
         next_us = -1 if following is None else us(following)
         self.act(
-            self.plan.on_notice(TransferNotice(next_us, us(through), client, demand=True), self.now)
+            self.plan.on_notice(
+                TransferNotice(next_us, us(through), client, wants_messages=True), self.now
+            )
         )
 
     def re_check(
-        self, due_us: int, late: float = 0.0, listeners: int = CROWD, resters: int = 0
+        self, due_us: int, late: float = 0.0, listeners: int = CROWD, dormant: int = 0
     ) -> int:
-        self.act(self.plan.on_recheck(due_us, late, listeners, resters, self.now))
+        self.act(self.plan.on_recheck(due_us, late, listeners, dormant, self.now))
         return self.at(self.now)
 
     def step_back(self) -> float:
         """Make this client one that does not go first. Return its stagger in seconds."""
-        self.plan.stagger.on_notice(TransferNotice(-1, 0, "other", demand=True), 0.0, demand=True)
-        return self.plan.stagger.delay(demand=True)
+        self.plan.stagger.on_notice(
+            TransferNotice(-1, 0, "other", wants_messages=True), 0.0, wants_messages=True
+        )
+        return self.plan.stagger.delay(wants_messages=True)
 
     @property
     def goes_first(self) -> bool:
-        return self.plan.stagger.delay(demand=True) == 0
+        return self.plan.stagger.delay(wants_messages=True) == 0
 
 
 @pytest.fixture
@@ -175,8 +179,8 @@ class TestWakeups:
         desk.due(20)
         assert desk.at(20 + stagger * 0.7) == 1
         assert desk.at(20 + stagger * 2) == 2
-        # Without demand, it leaves messages longest to others.
-        desk.has_demand = False
+        # Without callers, it leaves messages longest to others.
+        desk.has_callers = False
         desk.due(30)
         assert desk.at(30 + 2 * stagger * 0.9) == 2
         assert desk.at(31) == 3
@@ -203,7 +207,7 @@ class TestWakeups:
     def test_a_wake_up_that_finds_nothing_makes_us_step_back(self) -> None:
         for reply in (-1, None):
             desk = Desk()
-            desk.plan.stagger.published(2, 0.0)
+            desk.plan.stagger.transferred(2, 0.0)
             assert desk.wake() == 1
             assert desk.goes_first, "a call for a caller is no reason to step back"
             desk.replies.append(reply)
@@ -214,8 +218,8 @@ class TestWakeups:
     def test_a_call_that_is_not_made_says_nothing_about_others_or_the_server(
         self, desk: Desk
     ) -> None:
-        desk.plan.stagger.published(2, 0.0)
-        desk.replies.extend([None, NOT_ASKED])
+        desk.plan.stagger.transferred(2, 0.0)
+        desk.replies.extend([None, CallOutcome.NO_CALLERS])
         assert desk.wake() == 1
         desk.due(0.05)
         assert desk.at(0.06) == 2
@@ -283,20 +287,20 @@ class TestWakeups:
         desk.notice(5, 20)
         desk.due(30)
         assert desk.plan.on_recheck(-1, 0.0, CROWD, 0, desk.now) == (), "it keeps its channels"
-        assert desk.demand() == 0
+        assert desk.join() == 0
         assert desk.at(1000) == 0
 
 
-class TestDemand:
+class TestCallers:
     def test_a_queue_that_is_up_to_date_makes_no_call_for_the_next_caller(self, desk: Desk) -> None:
         desk.replies.append(us(10))
-        assert desk.demand() == 1, "before the first reply"
+        assert desk.join() == 1, "before the first reply"
         for _ in range(3):
-            assert desk.demand() == 1
+            assert desk.join() == 1
         # This is correct because the queue is woken when the message is due.
         assert desk.at(10.1) == 2
         desk.plan.forget()
-        assert desk.demand() == 3
+        assert desk.join() == 3
 
     def test_a_reply_that_is_out_of_date_is_followed_by_a_call(self, desk: Desk) -> None:
         desk.plan.wake()
@@ -304,52 +308,52 @@ class TestDemand:
         # A message is announced while no caller wants one. The call was carried out before that.
         desk.plan.forget()
         assert desk.plan.on_reply(-1, 0.0) == (Call(),)
-        assert not desk.plan.up_to_date
+        assert not desk.plan.is_up_to_date
 
-        # The same is true of a look.
+        # The same is true of a probe.
         before = desk.plan.knowledge
         desk.plan.forget()
-        assert desk.plan.on_look(-1, before, 0.0) == (Call(),)
-        assert desk.plan.on_look(-1, desk.plan.knowledge, 0.0) == ()
+        assert desk.plan.on_probe(-1, before, 0.0) == (Call(),)
+        assert desk.plan.on_probe(-1, desk.plan.knowledge, 0.0) == ()
 
     def test_after_a_call_in_vain_or_in_turn_it_is_out_of_date(self) -> None:
-        for reply in (NOT_ASKED, None, IN_TURN):
+        for reply in (CallOutcome.NO_CALLERS, None, CallOutcome.MORE_DUE):
             desk = Desk()
             desk.wake()
             desk.replies.append(reply)
             desk.wake()
-            assert not desk.plan.up_to_date
-            if reply == IN_TURN:
+            assert not desk.plan.is_up_to_date
+            if reply is CallOutcome.MORE_DUE:
                 assert desk.at(1.0) == 2, "the queue's turn makes the call"
             assert desk.plan.failures == (reply is None)
-            assert desk.demand() == 3, reply
+            assert desk.join() == 3, reply
 
 
-class TestResting:
-    """In a crowd, most clients neither hear nor wake."""
+class TestDormancy:
+    """In a crowd, most clients neither receive notices nor wake."""
 
     @staticmethod
-    def rest(desk: Desk) -> None:
+    def go_dormant(desk: Desk) -> None:
         desk.step_back()
         desk.re_check(-1)
         assert desk.listens_to == "summons"
 
-    def test_every_caller_that_joins_makes_it_look(self, desk: Desk) -> None:
+    def test_every_caller_that_joins_makes_it_call(self, desk: Desk) -> None:
         assert desk.wake() == 1
-        known = [desk.plan.up_to_date]
-        self.rest(desk)
-        assert [*known, desk.plan.up_to_date] == [True, False]
-        assert (desk.demand(), desk.demand()) == (2, 3)
+        known = [desk.plan.is_up_to_date]
+        self.go_dormant(desk)
+        assert [*known, desk.plan.is_up_to_date] == [True, False]
+        assert (desk.join(), desk.join()) == (2, 3)
         assert desk.listens_to == "summons"
 
-    def test_a_client_that_rests_without_demand_listens_as_soon_as_it_has_some(self) -> None:
+    def test_a_dormant_client_without_callers_listens_as_soon_as_it_has_some(self) -> None:
         for others, listens_to in ((100, "notices"), (CROWD, "summons")):
             desk = Desk()
-            desk.has_demand = False
+            desk.has_callers = False
             desk.re_check(-1, listeners=others)
             assert desk.listens_to == "nothing"
-            desk.has_demand = True
-            assert desk.demand() == 1
+            desk.has_callers = True
+            assert desk.join() == 1
             assert desk.listens_to == listens_to
 
 
@@ -381,7 +385,9 @@ class Shop(Driver):
         found, self.dues = len(left) < len(self.dues), left
         following = min(left, default=-1)
         if found:
-            self.channel.append(TransferNotice(following, us(self.now), client, demand=True))
+            self.channel.append(
+                TransferNotice(following, us(self.now), client, wants_messages=True)
+            )
         return found, following
 
     def calls(self) -> None:
@@ -441,7 +447,9 @@ class Shop(Driver):
 
     def pass_events(self, events: list[tuple[Any, ...]], *, first: bool) -> None:
         if not first:
-            self.plan.stagger.on_notice(TransferNotice(-1, 0, "other", demand=True), 0, demand=True)
+            self.plan.stagger.on_notice(
+                TransferNotice(-1, 0, "other", wants_messages=True), 0, wants_messages=True
+            )
         for event, *facts in events:
             if event == "offer":
                 self.offer(facts[0], ours=facts[1])
