@@ -20,32 +20,41 @@ Waiter = TypeVar("Waiter")
 
 # The maximum number of batches in flight, and the number of items that the second one needs.
 SLOTS = 2
-ENOUGH = 50
+MIN_SECOND_BATCH = 50
 # Items submitted further apart than this, in seconds, do not share a batch that expires.
 SPAN = 0.5
 # If more bytes than this are waiting, new items are held up.
-MOST_WAITING = 16 * 1024 * 1024
+MAX_WAITING_BYTES = 16 * 1024 * 1024
 
 
 class Batch(Generic[Item, Waiter]):
     """Items that leave together: waiting, in flight, or being repeated.
 
     Attributes:
-        since: When its first item was submitted, in local seconds.
-        items: The items. Each has a waiter at the same place.
+        submitted_at: When its first item was submitted, in local seconds.
+        items: The items. Each has a waiter at the same index.
         size: The size of all items, in bytes.
         slot: The slot that the batch takes from the moment it leaves, 0 or 1; None if it has not
             left.
         follows: Whether it continues a batch that is waiting or in flight, and must not overtake
             it.
-        shared: The waiters of items that were submitted together; the places of each are in a row.
+        shared: The waiters of items that were submitted together; those of one waiter are in a row.
         repeating: Whether it failed and is being repeated.
     """
 
-    __slots__ = ("follows", "items", "repeating", "shared", "since", "size", "slot", "waiters")
+    __slots__ = (
+        "follows",
+        "items",
+        "repeating",
+        "shared",
+        "size",
+        "slot",
+        "submitted_at",
+        "waiters",
+    )
 
-    def __init__(self, since: float) -> None:
-        self.since = since
+    def __init__(self, submitted_at: float) -> None:
+        self.submitted_at = submitted_at
         self.items: list[Item] = []
         self.waiters: list[Waiter] = []
         self.size = 0
@@ -56,12 +65,12 @@ class Batch(Generic[Item, Waiter]):
 
 
 class Repeat(NamedTuple, Generic[Item, Waiter]):
-    """Repeat a batch, once the batches in ``after`` have been repeated, and give up at ``until``,
-    in local seconds.
+    """Repeat a batch, once the batches in ``after`` have been repeated, and give up at
+    ``give_up_at``, in local seconds.
     """
 
     after: Sequence[Batch[Item, Waiter]]
-    until: float
+    give_up_at: float
 
 
 class BatchPlan(Generic[Item, Waiter]):
@@ -107,8 +116,8 @@ class BatchPlan(Generic[Item, Waiter]):
 
     # Items
 
-    def add(self, item: Item, size: int, waiter: Waiter, since: float) -> bool:
-        """Add an item of ``size`` bytes, submitted at ``since``.
+    def add(self, item: Item, size: int, waiter: Waiter, submitted_at: float) -> bool:
+        """Add an item of ``size`` bytes, submitted at ``submitted_at``.
 
         Returns whether to call :meth:`leave` now, because a batch may leave. Raises
         :class:`Closed`.
@@ -120,9 +129,9 @@ class BatchPlan(Generic[Item, Waiter]):
             not waiting
             or len((batch := waiting[-1]).items) >= self._max_items
             or batch.size + size > self._max_bytes
-            or not -self._span <= since - batch.since <= self._span
+            or not -self._span <= submitted_at - batch.submitted_at <= self._span
         ):
-            waiting.append(batch := Batch(since))
+            waiting.append(batch := Batch(submitted_at))
         items = batch.items
         items.append(item)
         batch.waiters.append(waiter)
@@ -130,22 +139,24 @@ class BatchPlan(Generic[Item, Waiter]):
         self.waiting_bytes += size
         self.unanswered += 1
         return not (in_flight := self.in_flight) or (
-            len(items) >= ENOUGH and len(in_flight) < SLOTS
+            len(items) >= MIN_SECOND_BATCH and len(in_flight) < SLOTS
         )
 
-    def add_small(self, items: Sequence[Item], waiters: Sequence[Waiter], since: float) -> None:
-        """Add items of one byte, submitted at ``since``, all at once.
+    def add_small(
+        self, items: Sequence[Item], waiters: Sequence[Waiter], submitted_at: float
+    ) -> None:
+        """Add items of one byte, submitted at ``submitted_at``, all at once.
 
         Call :meth:`leave` afterwards. :attr:`closed` is not checked.
         """
         at, waiting = 0, self.waiting
         while at < len(items):
             room = 0
-            if waiting and abs(since - waiting[-1].since) <= self._span:
+            if waiting and abs(submitted_at - waiting[-1].submitted_at) <= self._span:
                 batch = waiting[-1]
                 room = min(self._max_items - len(batch.items), self._max_bytes - batch.size)
             if room <= 0:
-                waiting.append(batch := Batch(since))
+                waiting.append(batch := Batch(submitted_at))
                 room = min(self._max_items, self._max_bytes)
             added = items[at : at + room]
             batch.items += added
@@ -156,7 +167,7 @@ class BatchPlan(Generic[Item, Waiter]):
         self.unanswered += len(items)
 
     def add_many(
-        self, items: Sequence[Item], sizes: Sequence[int], waiter: Waiter, since: float
+        self, items: Sequence[Item], sizes: Sequence[int], waiter: Waiter, submitted_at: float
     ) -> list[Batch[Item, Waiter]]:
         """Add items with their sizes, which share a waiter, and return the batches that they are
         in. These leave one after the other.
@@ -166,7 +177,7 @@ class BatchPlan(Generic[Item, Waiter]):
         batches: list[Batch[Item, Waiter]] = []
         start = 0
         while start < len(items):
-            self.add(items[start], sizes[start], waiter, since)
+            self.add(items[start], sizes[start], waiter, submitted_at)
             batch = self.waiting[-1]
             batch.follows = batch.follows or bool(batches)
             batch.shared.append(waiter)
@@ -192,11 +203,11 @@ class BatchPlan(Generic[Item, Waiter]):
         self.unanswered += end - start
         return end
 
-    def withdraw(self, batch: Batch[Item, Waiter], places: Sequence[int]) -> Sequence[Waiter]:
+    def withdraw(self, batch: Batch[Item, Waiter], indexes: Sequence[int]) -> Sequence[Waiter]:
         """Remove items from a batch that was not sent. Return the waiters whose flush is done."""
-        for place in sorted(places, reverse=True):
-            del batch.items[place], batch.waiters[place]
-        return self._count(len(places))
+        for index in sorted(indexes, reverse=True):
+            del batch.items[index], batch.waiters[index]
+        return self._count(len(indexes))
 
     # Batches
 
@@ -213,44 +224,47 @@ class BatchPlan(Generic[Item, Waiter]):
                 len(in_flight) >= SLOTS
                 or in_flight[0].repeating
                 or waiting[0].follows
-                or (len(waiting) == 1 and len(waiting[0].items) < ENOUGH)
+                or (len(waiting) == 1 and len(waiting[0].items) < MIN_SECOND_BATCH)
             )
         ):
             return None
         batch = waiting.popleft()
         self.waiting_bytes -= batch.size
-        if self.expires_after < math.inf and self.expires_at(batch.since, moved_at) <= now:
+        if self.expires_after < math.inf and self.expires_at(batch.submitted_at, moved_at) <= now:
             return batch
         batch.slot = 1 if in_flight and in_flight[0].slot == 0 else 0
         in_flight.append(batch)
         return batch
 
     def on_success(self, batch: Batch[Item, Waiter], now: float) -> None:
-        """Record that a batch was carried out. Its slot is free. :meth:`settle` must follow."""
+        """Record that a batch was carried out. Its slot is free. :meth:`resolve` must follow."""
         self._succeeded_at = now
-        self.end(batch)
+        if batch in self.in_flight:
+            self.in_flight.remove(batch)
 
     def on_failure(
         self, batch: Batch[Item, Waiter], moved_at: float, *, unknown: bool
     ) -> Repeat[Item, Waiter]:
         """Record that a batch failed, and is being repeated.
 
-        ``unknown`` says whether it may have been carried out.
+        ``unknown`` tells whether it may have been carried out.
         """
         # If neither was carried out, one could overtake the other when retried alone.
         after = [
-            each for each in self.in_flight if each is not batch and each.repeating and not unknown
+            other_batch
+            for other_batch in self.in_flight
+            if other_batch is not batch and other_batch.repeating and not unknown
         ]
-        until = self.expires_at(batch.since, moved_at)
+        give_up_at = self.expires_at(batch.submitted_at, moved_at)
         batch.repeating = True
-        return Repeat(after, until)
+        return Repeat(after, give_up_at)
 
     def end(self, batch: Batch[Item, Waiter]) -> None:
-        """Free the slot of a batch, if it has one. :meth:`settle` must follow."""
+        """Free the slot of a batch, if it has one. :meth:`resolve` must follow."""
         if batch in self.in_flight:
             self.in_flight.remove(batch)
 
-    def settle(
+    def resolve(
         self, batch: Batch[Item, Waiter]
     ) -> tuple[list[Item], list[Waiter], Sequence[Waiter]]:
         """Remove the items of a batch, because their outcome is known. Return them, their waiters,
@@ -261,17 +275,19 @@ class BatchPlan(Generic[Item, Waiter]):
 
     # Time
 
-    def expires_at(self, since: float, moved_at: float) -> float:
+    def expires_at(self, submitted_at: float, moved_at: float) -> float:
         """Return when an item fails, unless the server shows by then that it carries out others."""
-        shown = self._succeeded_at
+        progress_at = self._succeeded_at
         if self.in_flight and not self.in_flight[0].repeating:
             # A large call takes its time.
-            shown = max(shown, moved_at)
-        return max(since, shown) + self.expires_after
+            progress_at = max(progress_at, moved_at)
+        return max(submitted_at, progress_at) + self.expires_after
 
     def expire(self, now: float, moved_at: float) -> list[Batch[Item, Waiter]]:
-        """Remove and return the batches that have waited too long. Settle each."""
-        expired = [each for each in self.waiting if self.expires_at(each.since, moved_at) <= now]
+        """Remove and return the batches that have waited too long. Resolve each."""
+        expired = [
+            batch for batch in self.waiting if self.expires_at(batch.submitted_at, moved_at) <= now
+        ]
         for batch in expired:
             self.waiting.remove(batch)
             self.waiting_bytes -= batch.size
@@ -280,7 +296,8 @@ class BatchPlan(Generic[Item, Waiter]):
     def next_expiry(self, moved_at: float) -> float:
         """Return when the first waiting batch expires; inf if none does."""
         return min(
-            (self.expires_at(each.since, moved_at) for each in self.waiting), default=math.inf
+            (self.expires_at(batch.submitted_at, moved_at) for batch in self.waiting),
+            default=math.inf,
         )
 
     # Flushing and closing
@@ -290,18 +307,19 @@ class BatchPlan(Generic[Item, Waiter]):
         self._flushing.append((self._done + self.unanswered, waiter))
 
     def abandon(self) -> tuple[list[Batch[Item, Waiter]], list[Batch[Item, Waiter]]]:
-        """Remove and return the batches in flight, and those that were never sent. Settle each."""
+        """Remove and return the batches in flight, and those that were never sent. Resolve each."""
         in_flight, self.in_flight = self.in_flight, []
         return in_flight, self.recall()
 
     def recall(self) -> list[Batch[Item, Waiter]]:
-        """Remove and return the batches that were never sent. Settle each."""
+        """Remove and return the batches that were never sent. Resolve each."""
         unsent = [*self.waiting]
         self.waiting.clear()
         self.waiting_bytes = 0
         return unsent
 
     def _count(self, done: int) -> Sequence[Waiter]:
+        """Count items as done, and return the waiters of :meth:`flush` for whom all are."""
         self.unanswered -= done
         self._done += done
         flushed: list[Waiter] = []

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from delayq._engine.batch_plan import MOST_WAITING, BatchPlan
+from delayq._engine.batch_plan import MAX_WAITING_BYTES, BatchPlan
 from delayq._redis.connection import own_copy
 from delayq._redis.error_reader import RepeatNow
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
@@ -54,7 +54,7 @@ class _Calls(Generic[Item, Result]):
     on_outcome: Callable[[Item, Result | BaseException], object]
 
 
-class _Together(Future[list[Any]]):
+class _GroupFuture(Future[list[Any]]):
     """The future of items that were submitted together: their outcomes, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -133,7 +133,7 @@ class Batcher(Generic[Item, Result]):
         self._failed_with: Exception | None = None
         self._repeating: dict[AnyBatch, asyncio.Task[Any]] = {}
         self._expiry: asyncio.Handle | None = None
-        self._held_up: deque[Future[None]] = deque()
+        self._waiting_for_capacity: deque[Future[None]] = deque()
         # Items that no caller waits for, until the end of this iteration of the event loop.
         self._unattended: list[Item] = []
 
@@ -145,12 +145,12 @@ class Batcher(Generic[Item, Result]):
     @property
     def is_full(self) -> bool:
         """Whether so much is waiting that more would cost memory and gain nothing."""
-        return self._plan.waiting_bytes > MOST_WAITING
+        return self._plan.waiting_bytes > MAX_WAITING_BYTES
 
     async def flush(self) -> None:
         """Wait until all items submitted so far have their results, or have failed."""
         if self._unattended:
-            self._leave()
+            self._send_ready()
         if self._plan.unanswered and not self._plan.closed:
             await self._flushed()
 
@@ -160,69 +160,71 @@ class Batcher(Generic[Item, Result]):
         Raises:
             ServerUnavailable: None of the waiting items could be sent.
         """
-        since = self._loop.time()
+        submitted_at = self._loop.time()
         while self.is_full and not self._plan.closed:
             turn = self._loop.create_future()
-            self._held_up.append(turn)
+            self._waiting_for_capacity.append(turn)
             try:
-                async with asyncio.timeout_at(self._plan.expires_at(since, self._moved_at())):
+                async with asyncio.timeout_at(
+                    self._plan.expires_at(submitted_at, self._moved_at())
+                ):
                     await turn
             except TimeoutError:
                 # Unless something was carried out in the meantime.
-                if self._plan.expires_at(since, self._moved_at()) <= self._loop.time():
-                    self._let_in()
+                if self._plan.expires_at(submitted_at, self._moved_at()) <= self._loop.time():
+                    self._admit_next()
                     raise self._unsent() from None
             except asyncio.CancelledError:
-                self._let_in()
+                self._admit_next()
                 raise
-        if self._held_up:
-            self._let_in()
-        return since
+        if self._waiting_for_capacity:
+            self._admit_next()
+        return submitted_at
 
-    def submit(self, item: Item, size: int, since: float | None = None) -> Future[Result]:
+    def submit(self, item: Item, size: int, submitted_at: float | None = None) -> Future[Result]:
         """Add ``item`` of ``size`` bytes to the next batch. Await or cancel the returned future."""
         if self._unattended:
-            self._gather()
+            self._add_unattended()
         future: Future[Result] = Future(loop=self._loop)
-        if since is None:
-            since = self._loop.time()
+        if submitted_at is None:
+            submitted_at = self._loop.time()
         elif self._expiry is not None:
             # It may be the first one to expire.
             self._expiry.cancel()
             self._expiry = self._loop.call_soon(self._expire)
-        if self._plan.add(item, size, future, since):
-            self._leave()
+        if self._plan.add(item, size, future, submitted_at):
+            self._send_ready()
         return future
 
     def submit_now(self, item: Item, size: int) -> Future[Result] | None:
         """Submit an item as :meth:`submit` does; return None if it has to wait for capacity."""
         plan, loop = self._plan, self._loop
-        if plan.waiting_bytes > MOST_WAITING:
+        if plan.waiting_bytes > MAX_WAITING_BYTES:
             return None
         if self._unattended:
-            self._gather()
+            self._add_unattended()
         future: Future[Result] = Future(loop=loop)
         if plan.add(item, size, future, loop.time()):
-            self._leave()
+            self._send_ready()
         return future
 
-    def fire_and_forget(self, item: Item, most: int) -> bool:
+    def fire_and_forget(self, item: Item, max_unanswered: int) -> bool:
         """Submit an item of one byte for a caller that does not wait, together with all others that
         are submitted in this iteration of the event loop.
 
         Returns:
-            Whether it was submitted: not if ``most`` items are unanswered already.
+            Whether it was submitted: not if ``max_unanswered`` items are unanswered already.
         """
         unattended, plan = self._unattended, self._plan
-        if plan.unanswered + len(unattended) >= most:
+        if plan.unanswered + len(unattended) >= max_unanswered:
             return False
         if plan.closed:
             raise Closed("the queue is closed")
         unattended.append(item)
         if len(unattended) == 1:
-            self._loop.call_soon(self._leave)
+            self._loop.call_soon(self._send_ready)
         elif len(unattended) >= _UNATTENDED:
-            self._leave()
+            self._send_ready()
         return True
 
     def submit_many(
@@ -234,21 +236,21 @@ class Batcher(Generic[Item, Result]):
         The future's result has the outcome of each item. Cancelling it withdraws those that have
         not left.
         """
-        together = _Together(self._loop)
-        together.expect(self._plan.add_many(items, sizes, together, self._loop.time()))
-        self._leave()
-        return together
+        group = _GroupFuture(self._loop)
+        group.expect(self._plan.add_many(items, sizes, group, self._loop.time()))
+        self._send_ready()
+        return group
 
     def recall(self, error: Exception) -> None:
         """Fail all items that have not left."""
         for batch in self._plan.recall():
             self._fail(batch, error)
-        while self._held_up and not self.is_full:
-            self._let_in()
+        while self._waiting_for_capacity and not self.is_full:
+            self._admit_next()
 
     async def aclose(self, grace: float) -> None:
         """Accept no more items, and fail those that are not done within ``grace`` seconds."""
-        self._leave()
+        self._send_ready()
         self._plan.closed = True
         if self._plan.unanswered:
             await asyncio.wait({self._flushed()}, timeout=grace)
@@ -257,8 +259,8 @@ class Batcher(Generic[Item, Result]):
         if self._expiry is not None:
             self._expiry.cancel()
         in_flight, unsent = self._plan.abandon()
-        while self._held_up:
-            self._let_in()
+        while self._waiting_for_capacity:
+            self._admit_next()
         for batch in in_flight:
             self._fail(batch, OutcomeUnknown("the queue closed before the answer came"))
         for batch in unsent:
@@ -270,16 +272,16 @@ class Batcher(Generic[Item, Result]):
         self._plan.flush(done)
         return done
 
-    def _gather(self) -> None:
+    def _add_unattended(self) -> None:
         """Put items that no caller waits for into batches, so that later ones cannot overtake."""
         unattended, self._unattended = self._unattended, []
         self._plan.add_small(unattended, [None] * len(unattended), self._loop.time())
 
-    def _leave(self) -> None:
+    def _send_ready(self) -> None:
         """Send the batches that may leave now."""
         plan = self._plan
         if self._unattended:
-            self._gather()
+            self._add_unattended()
         while (
             plan.waiting and (batch := plan.leave(self._loop.time(), self._moved_at())) is not None
         ):
@@ -290,11 +292,12 @@ class Batcher(Generic[Item, Result]):
         if plan.waiting:
             if self._expiry is None and plan.expires_after < math.inf:
                 self._expiry = self._loop.call_later(plan.expires_after, self._expire)
-        elif self._held_up and not self.is_full:
-            self._let_in()
+        elif self._waiting_for_capacity and not self.is_full:
+            self._admit_next()
 
     def _send(self, batch: AnyBatch, slot: int, beside: Connection | None) -> None:
-        if not self._uncancellable:
+        # Items are hardly ever cancelled, so this check is a quick one.
+        if not self._uncancellable and any(map(Future.cancelled, filter(None, batch.waiters))):
             self._withdraw_cancelled(batch)
             if not batch.items:
                 self._plan.end(batch)
@@ -311,14 +314,12 @@ class Batcher(Generic[Item, Result]):
             self._repeat(batch, request, None)
 
     def _withdraw_cancelled(self, batch: AnyBatch) -> None:
-        # Hardly ever, so this look is a quick one.
-        if any(map(Future.cancelled, filter(None, batch.waiters))):
-            gone = [
-                place
-                for place, future in enumerate(batch.waiters)
-                if future is not None and future.cancelled()
-            ]
-            self._resolve(self._plan.withdraw(batch, gone))
+        cancelled = [
+            index
+            for index, future in enumerate(batch.waiters)
+            if future is not None and future.cancelled()
+        ]
+        self._resolve(self._plan.withdraw(batch, cancelled))
 
     def _moved_at(self) -> float:
         return -math.inf if self._connection is None else self._connection.pulse.moved_at
@@ -332,12 +333,12 @@ class Batcher(Generic[Item, Result]):
         if self._plan.waiting:
             wait = self._plan.next_expiry(moved_at) - now
             self._expiry = self._loop.call_later(max(wait, 0.01), self._expire)
-        if self._held_up and not self.is_full:
-            self._let_in()
+        if self._waiting_for_capacity and not self.is_full:
+            self._admit_next()
 
     def _unsent(self) -> ServerUnavailable:
-        after, why = self._plan.expires_after, self._failed_with or "the server does not answer"
-        error = ServerUnavailable(f"nothing could be sent for {after:g} s: {why}")
+        after, reason = self._plan.expires_after, self._failed_with or "the server does not answer"
+        error = ServerUnavailable(f"nothing could be sent for {after:g} s: {reason}")
         error.__cause__ = self._failed_with
         return error
 
@@ -345,10 +346,10 @@ class Batcher(Generic[Item, Result]):
         if batch not in self._plan.in_flight:
             return  # given up meanwhile
         if isinstance(reply, ServerRefused):
-            # It would refuse again, or find the part done that it has carried out.
+            # A repetition would be refused too, or find its first part applied.
             self._plan.end(batch)
             self._fail(batch, reply)
-            self._leave()
+            self._send_ready()
         elif isinstance(reply, Exception):
             if not isinstance(reply, RepeatNow):
                 self._failed_with = reply
@@ -356,28 +357,30 @@ class Batcher(Generic[Item, Result]):
         else:
             self._on_success(batch, reply)
 
-    def _repeat(self, batch: AnyBatch, request: Request, lost: OutcomeUnknown | None) -> None:
-        after, until = self._plan.on_failure(batch, self._moved_at(), unknown=lost is not None)
-        first = [self._repeating[each] for each in after]
-        if until < math.inf:
+    def _repeat(self, batch: AnyBatch, request: Request, unknown: OutcomeUnknown | None) -> None:
+        after, give_up_at = self._plan.on_failure(
+            batch, self._moved_at(), unknown=unknown is not None
+        )
+        earlier = [self._repeating[other_batch] for other_batch in after]
+        if give_up_at < math.inf:
             # What has been tried is not repeated for as long as others wait to be sent.
-            until -= self._server.waits_for - self._server.retry_for
-            request = request._replace(until=until)
+            give_up_at -= self._server.waits_for - self._server.retry_for
+            request = request._replace(until=give_up_at)
         self._repeating[batch] = self._background.spawn(
-            self._run(batch, request, lost, first), "group commit"
+            self._run(batch, request, unknown, earlier), "group commit"
         )
 
     async def _run(
         self,
         batch: AnyBatch,
         request: Request,
-        lost: OutcomeUnknown | None,
-        first: Sequence[asyncio.Task[Any]],
+        unknown: OutcomeUnknown | None,
+        earlier: Sequence[asyncio.Task[Any]],
     ) -> None:
         try:
-            if first:
-                await asyncio.wait(first)
-            reply = await self._calls.repeat(request, batch.items, lost)
+            if earlier:
+                await asyncio.wait(earlier)
+            reply = await self._calls.repeat(request, batch.items, unknown)
         except asyncio.CancelledError:
             # The client is closing, and the waiting callers would otherwise never be told.
             self._plan.end(batch)
@@ -387,7 +390,7 @@ class Batcher(Generic[Item, Result]):
             self._failed_with = error
             self._plan.end(batch)
             self._fail(batch, error)
-            self._leave()
+            self._send_ready()
         else:
             self._on_success(batch, reply)
         finally:
@@ -396,8 +399,8 @@ class Batcher(Generic[Item, Result]):
     def _on_success(self, batch: AnyBatch, reply: Any) -> None:
         self._failed_with = None
         self._plan.on_success(batch, self._loop.time())
-        # Keep the server busy first.
-        self._leave()
+        # Send the next batch before handling this reply.
+        self._send_ready()
         try:
             results = self._calls.results(batch.items, reply)
             if len(results) != len(batch.items):
@@ -405,10 +408,10 @@ class Batcher(Generic[Item, Result]):
         except Exception as error:  # noqa: BLE001 - the same
             self._fail(batch, error)
             return
-        items, futures, flushed = self._plan.settle(batch)
+        items, futures, flushed = self._plan.resolve(batch)
         if batch.shared:
-            results = _tell_together(batch, items, futures, results)
-        several = len(futures) > 1
+            results = _resolve_groups(batch, items, futures, results)
+        wakes_several = len(futures) > 1
         waking: list[_Wakeup] = []
         for item, future, result in zip(items, futures, results, strict=True):
             if future is None:
@@ -417,7 +420,7 @@ class Batcher(Generic[Item, Result]):
             elif not future.done():
                 # Usually, one task waits for it. Resume all of them in one step of the event loop:
                 # by itself, asyncio takes one for each, and that takes longer than the rest.
-                if several and (callbacks := future._callbacks) and len(callbacks) == 1:  # noqa: SLF001 - it is in every implementation
+                if wakes_several and (callbacks := future._callbacks) and len(callbacks) == 1:  # noqa: SLF001 - it is in every implementation
                     callback, context = callbacks[0]
                     future.remove_done_callback(callback)
                     waking.append((context, callback, future))
@@ -427,9 +430,9 @@ class Batcher(Generic[Item, Result]):
         self._resolve(flushed)
 
     def _fail(self, batch: AnyBatch, error: Exception) -> None:
-        items, futures, flushed = self._plan.settle(batch)
+        items, futures, flushed = self._plan.resolve(batch)
         if batch.shared:
-            _tell_together(batch, items, futures, [own_copy(error) for _ in items])
+            _resolve_groups(batch, items, futures, [own_copy(error) for _ in items])
         for item, future in zip(items, futures, strict=True):
             if future is None:
                 self._report(item, error)
@@ -448,29 +451,29 @@ class Batcher(Generic[Item, Result]):
             if future is not None and not future.done():
                 future.set_result(None)
 
-    def _let_in(self) -> None:
-        while self._held_up:
-            turn = self._held_up.popleft()
+    def _admit_next(self) -> None:
+        while self._waiting_for_capacity:
+            turn = self._waiting_for_capacity.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
 
 
-def _tell_together(
+def _resolve_groups(
     batch: AnyBatch, items: list[Any], waiters: list[Waiter], outcomes: Sequence[Any]
 ) -> Sequence[Any]:
-    """Tell the waiters that several items share. Remove these items with their waiters, and return
-    the outcomes of the others.
+    """Give the waiters that several items share their outcomes. Remove these items with their
+    waiters, and return the outcomes of the others.
     """
-    left = [*outcomes]
+    remaining = [*outcomes]
     for waiter in batch.shared:
         # There are none left if they were withdrawn.
         if count := waiters.count(waiter):
             start = waiters.index(waiter)
-            rest = slice(start, start + count)
-            cast("_Together", waiter).note(batch, left[rest])
-            del items[rest], waiters[rest], left[rest]
-    return left
+            span = slice(start, start + count)
+            cast("_GroupFuture", waiter).note(batch, remaining[span])
+            del items[span], waiters[span], remaining[span]
+    return remaining
 
 
 def _wake(waking: Iterator[_Wakeup]) -> None:

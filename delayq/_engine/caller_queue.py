@@ -39,7 +39,7 @@ class Reservation(NamedTuple):
     policy: Any
 
 
-_NOTHING = Reservation(0, None)
+_NO_ITEMS = Reservation(0, None)
 # The policy of the last caller before the first one has joined.
 _NO_POLICY = object()
 
@@ -62,7 +62,7 @@ class Source:
 
     def __init__(self) -> None:
         self.claim: int = 0
-        self.reservation: Reservation = _NOTHING
+        self.reservation: Reservation = _NO_ITEMS
         self.is_requested: bool = False
         self.probe: int = 0
         self.asked_at: float = 0.0
@@ -236,7 +236,7 @@ class CallerQueue(Generic[Item]):
                 self._candidates.pop(source, None)
                 # The others that are about to begin take their shares.
                 sharing = 1 + sum(
-                    other.is_requested and not other.is_slow(now) for other in self._sources
+                    sibling.is_requested and not sibling.is_slow(now) for sibling in self._sources
                 )
                 count = -(-count // sharing)
             elif not count and self.capacity:
@@ -245,16 +245,16 @@ class CallerQueue(Generic[Item]):
         return source.reservation
 
     def end_claim(
-        self, source: Source, items: Collection[Item], *, more: bool
+        self, source: Source, items: Collection[Item], *, has_more: bool
     ) -> list[Numbered[Item]]:
         """End a claim. Hand out the items it brought next: they are returned with their numbers.
 
-        If the source has ``more``, it has not answered any caller yet. Otherwise nothing is left
+        If it ``has_more``, the source has not answered any caller yet. Otherwise nothing is left
         there, whatever was reserved, and for callers of any policy.
         """
-        number, source.claim, source.reservation = source.claim, 0, _NOTHING
+        number, source.claim, source.reservation = source.claim, 0, _NO_ITEMS
         source.expected = 1
-        if not more:
+        if not has_more:
             if number:
                 self._record_empty(source, number)
         elif len(self._sources) > 1:
@@ -266,7 +266,7 @@ class CallerQueue(Generic[Item]):
 
     def abort_claim(self, source: Source) -> None:
         """End a claim that brought nothing, and tells nothing of the source."""
-        source.claim, source.reservation = 0, _NOTHING
+        source.claim, source.reservation = 0, _NO_ITEMS
 
     def fail(self, source: Source, error: Exception) -> None:
         """Record that a probe has failed, or a claim, which was aborted."""
@@ -290,24 +290,26 @@ class CallerQueue(Generic[Item]):
 
     # Items
 
-    def hand_out(self, items: list[Numbered[Item]], *, more: bool = False) -> list[Numbered[Item]]:
+    def hand_out(
+        self, items: list[Numbered[Item]], *, has_more: bool = False
+    ) -> list[Numbered[Item]]:
         """Hand items to the callers, in order, and return the remaining ones.
 
-        If ``more`` are to come at once, the first callers get all they have room for, and handle it
-        while the others wait for the rest.
+        If it ``has_more``, the source is claimed from again at once: the first callers get all they
+        have room for, and handle it while the others wait.
         """
         if not self._has_policies:
-            return self._hand_out(items, None, more=more)
+            return self._hand_out(items, None, has_more=has_more)
         by_policy: dict[Hashable, list[Numbered[Item]]] = {}
         for numbered in items:
             by_policy.setdefault(self._policy_of(numbered[1]), []).append(numbered)
         remaining: list[Numbered[Item]] = []
         for policy, same_policy in by_policy.items():
-            remaining += self._hand_out(same_policy, policy, more=more)
+            remaining += self._hand_out(same_policy, policy, has_more=has_more)
         return remaining
 
     def _hand_out(
-        self, items: list[Numbered[Item]], policy: Hashable, *, more: bool
+        self, items: list[Numbered[Item]], policy: Hashable, *, has_more: bool
     ) -> list[Numbered[Item]]:
         # The callers for whom the items were claimed come first. If one of them returns some, they
         # go to the late ones, in order.
@@ -320,26 +322,26 @@ class CallerQueue(Generic[Item]):
         for callers in (in_time, late):
             for index, caller in enumerate(callers):
                 share = caller.max_items - len(caller.items)
-                if not more:
+                if not has_more:
                     # Equal shares of what remains; the first callers get the remainder.
                     share = min(share, -((start - len(items)) // (len(callers) - index)))
                 caller.items += items[start : start + share]
                 start = min(start + share, len(items))
         return items[start:]
 
-    def served(self, now: float, *, more: bool = False) -> list[QueuedCaller[Item]]:
+    def served(self, now: float, *, has_more: bool = False) -> list[QueuedCaller[Item]]:
         """Return the callers whose wait is over: with their items, an error, or nothing."""
         served: list[QueuedCaller[Item]] = []
         # The sources that callers with items wait for: determined when they are needed.
-        awaited: Sequence[Source] | None = () if len(self._sources) == 1 else None
+        pending_sources: Sequence[Source] | None = () if len(self._sources) == 1 else None
         for caller in self._callers:
             if not caller.is_open:
                 continue
             if len(caller.items) >= caller.max_items:
                 served.append(caller)
             elif caller.items:
-                if awaited is None:
-                    awaited = [
+                if pending_sources is None:
+                    pending_sources = [
                         source
                         for source in self._sources
                         if (
@@ -349,11 +351,14 @@ class CallerQueue(Generic[Item]):
                         )
                     ]
                 if caller.gathering is None:
-                    caller.gathering, caller.gather_until = set(awaited), now + GATHER_WINDOW
-                caller.gathering.intersection_update(awaited)
+                    caller.gathering, caller.gather_until = (
+                        set(pending_sources),
+                        now + GATHER_WINDOW,
+                    )
+                caller.gathering.intersection_update(pending_sources)
                 if not caller.gathering or now >= caller.gather_until:
                     served.append(caller)
-            elif caller.nowait and not more and not caller.unanswered:
+            elif caller.nowait and not has_more and not caller.unanswered:
                 # While there is more, no caller leaves with nothing: the next claim follows at
                 # once.
                 served.append(caller)
@@ -379,24 +384,24 @@ class CallerQueue(Generic[Item]):
         A probe tells a caller that does not wait what a source has that may have nothing, while the
         sources that are known to have items do not have enough.
         """
-        chosen: list[Source] = []
+        to_request: list[Source] = []
         if not self._callers or not (room := self._unreserved(now).size):
-            return chosen, []
+            return to_request, []
         for source in self._sources:
             if source.is_requested and not source.is_slow(now):
                 room -= source.expected
         if room <= 0:
-            return chosen, []
+            return to_request, []
         for source in self._candidates:
             if not (source.claim or source.is_requested):
-                chosen.append(source)
+                to_request.append(source)
                 room -= source.expected
                 if room <= 0:
                     break
-        for source in chosen:
+        for source in to_request:
             del self._candidates[source]
             source.is_requested, source.asked_at = True, now
-        return chosen, self._unanswered() if room > 0 else []
+        return to_request, self._unanswered() if room > 0 else []
 
     def _unanswered(self) -> list[Source]:
         unanswered: set[Source] = set()
@@ -427,7 +432,7 @@ class CallerQueue(Generic[Item]):
         reserved: for the first policy of which there are any.
         """
         if not self._callers:
-            return _NOTHING
+            return _NO_ITEMS
         room: dict[Any, int] = {}
         if self._has_policies:
             for caller in self._callers:
@@ -436,12 +441,12 @@ class CallerQueue(Generic[Item]):
                     room[caller.policy] = room.get(caller.policy, 0) + free
         else:
             room[self._policy] = self.capacity
-        for other in self._sources:
-            count, policy = other.reservation
+        for claimed in self._sources:
+            count, policy = claimed.reservation
             # A server that does not answer must not keep the others from serving.
-            if count and other is not source and policy in room and not other.is_slow(now):
+            if count and claimed is not source and policy in room and not claimed.is_slow(now):
                 room[policy] -= count
         for policy, count in room.items():
             if count > 0:
                 return Reservation(count, policy)
-        return _NOTHING
+        return _NO_ITEMS

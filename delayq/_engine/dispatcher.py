@@ -100,12 +100,12 @@ class ClaimSource(Source, Generic[Item]):
         self.return_queue.hold()
         return self._callers.begin_claim(self, self._now(), max_items)
 
-    def end(self, items: Collection[Item], *, more: bool) -> None:
+    def end(self, items: Collection[Item], *, has_more: bool) -> None:
         """Report the items that the claim brought, and whether it left more: then another claim has
         to follow at once while callers have room.
         """
-        self.has_more = more
-        self.distribute(self._callers.end_claim(self, items, more=more), more=more)
+        self.has_more = has_more
+        self.distribute(self._callers.end_claim(self, items, has_more=has_more), has_more=has_more)
 
     def note_limits(self, *, is_limited: bool, are_others: bool) -> None:
         """Note whether limits hold back items of this source, and whether there are other clients
@@ -139,12 +139,12 @@ class ClaimSource(Source, Generic[Item]):
             self.dispatcher.fail(error)
         self.dispatcher.serve()
 
-    def distribute(self, items: list[Numbered[Item]], *, more: bool = False) -> None:
+    def distribute(self, items: list[Numbered[Item]], *, has_more: bool = False) -> None:
         """Hand items of this source to the waiting callers, and return the others to the server."""
         if self.return_queue.unsent:
             # Items that wait to go back come before those that have just arrived.
             items = sorted([*self.return_queue.withdraw(), *items])
-        if remaining := self.dispatcher.hand_out(items, more=more):
+        if remaining := self.dispatcher.hand_out(items, has_more=has_more):
             self.return_queue.add(remaining)
 
 
@@ -343,17 +343,19 @@ class Dispatcher(Generic[Item]):
             by_index.setdefault(self._source_of(numbered[1]), []).append(numbered)
         return [(self._sources[index], its_items) for index, its_items in by_index.items()]
 
-    def hand_out(self, items: list[Numbered[Item]], *, more: bool = False) -> list[Numbered[Item]]:
+    def hand_out(
+        self, items: list[Numbered[Item]], *, has_more: bool = False
+    ) -> list[Numbered[Item]]:
         """Hand items to the waiting callers, and return the remaining ones."""
-        remaining = self.callers.hand_out(items, more=more)
-        self.serve(more=more)
+        remaining = self.callers.hand_out(items, has_more=has_more)
+        self.serve(has_more=has_more)
         return remaining
 
-    def serve(self, *, more: bool = False) -> None:
+    def serve(self, *, has_more: bool = False) -> None:
         """End the calls of callers whose wait is over, and request claims from other sources."""
         now = self.loop.time()
         caller: WaitingCaller[Item]
-        for caller in self.callers.served(now, more=more):  # type: ignore[assignment]  # no others join
+        for caller in self.callers.served(now, has_more=has_more):  # type: ignore[assignment]  # no others join
             self.leave(caller)
             if caller.error is not None and not caller.items:
                 caller.fail(own_copy(caller.error))

@@ -35,10 +35,10 @@ def parse(durability: str) -> Durability | None:
         BadInput: It is none of these.
     """
     text = durability if isinstance(durability, str) else ""
-    found = re.fullmatch(r"memory|fsync|replicas:([1-9][0-9]{0,3})", text)
-    if found is None:
+    match = re.fullmatch(r"memory|fsync|replicas:([1-9][0-9]{0,3})", text)
+    if match is None:
         raise BadInput(f'durability must be "memory", "fsync" or "replicas:N", not {durability!r}')
-    return None if text == "memory" else Durability(int(found[1] or 0))
+    return None if text == "memory" else Durability(int(match[1] or 0))
 
 
 class DurableBatchers(Generic[Item, Result]):
@@ -97,8 +97,8 @@ def _confirming(promise: Durability, results: Results) -> Results:
     """Adapt ``results`` to the pairs of a :class:`WaitingServer`."""
 
     def confirmed(items: Sequence[Any], answer: tuple[Any, Any]) -> Sequence[Any]:
-        known = results(items, answer[0])
+        unchecked = results(items, answer[0])
         reason = promise.broken(answer[1])
-        return [Unconfirmed(result, reason) for result in known] if reason else known
+        return [Unconfirmed(result, reason) for result in unchecked] if reason else unchecked
 
     return confirmed

@@ -33,14 +33,22 @@ class Reader(Generic[Item]):
         ahead: The items in hand.
     """
 
-    __slots__ = ("_awaited", "_dispatcher", "_fetching", "_late_waited", "_pace", "_watch", "ahead")
+    __slots__ = (
+        "_awaiting",
+        "_dispatcher",
+        "_fetching",
+        "_late_waited",
+        "_pace",
+        "_watch",
+        "ahead",
+    )
 
     def __init__(self) -> None:
         self.ahead: Batch[Numbered[Item]] = Batch()
         self._dispatcher: Dispatcher[Item] | None = None
         self._pace = Pace()
         # Fetches the batch for which the loop waits, and the one after that.
-        self._awaited: WaitingCaller[Item] | None = None
+        self._awaiting: WaitingCaller[Item] | None = None
         self._fetching: WaitingCaller[Item] | None = None
         # Checks the pace after a moment, while items wait.
         self._watch: Timeout | None = None
@@ -108,24 +116,24 @@ class Reader(Generic[Item]):
         items = list(self.ahead)
         self.ahead.clear()
         self.ahead.fetching = False
-        for caller in (self._awaited, self._fetching):
+        for caller in (self._awaiting, self._fetching):
             if caller is not None and self._dispatcher is not None:
                 self._dispatcher.leave(caller)
                 items += caller.take_items()
                 # Its result is not needed any more.
                 caller.future.cancel()
-        self._awaited = self._fetching = None
+        self._awaiting = self._fetching = None
         return items
 
     async def _fill(self, dispatcher: Dispatcher[Item], policy: Hashable) -> bool:
         """Put the next items in hand. Return False if the queue has closed."""
         if (caller := self._fetching) is not None:
-            self._awaited, self._fetching, caller.on_served = caller, None, self._on_served
+            self._awaiting, self._fetching, caller.on_served = caller, None, self._on_served
             # Items that could not be fetched are requested again.
             with suppress(DelayqError):
                 await caller.future
             dispatcher.leave(caller)
-            self._awaited = None
+            self._awaiting = None
             self.ahead.extend(caller.take_items())
         if not self.ahead:
             with suppress(Closed):
@@ -152,7 +160,7 @@ class Reader(Generic[Item]):
         """Return what waits in hand if the loop handles less than expected."""
         self._watch = None
         dispatcher, ahead, fetching, pace = self._dispatcher, self.ahead, self._fetching, self._pace
-        if dispatcher is None or self._awaited is not None or not (ahead or fetching):
+        if dispatcher is None or self._awaiting is not None or not (ahead or fetching):
             # It waits for a batch, and is watched again when it has one.
             return
         now = dispatcher.loop.time()

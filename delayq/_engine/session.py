@@ -95,7 +95,7 @@ class Session:
             end = self.scheduler.close(self.scheduler.queues)
             # Not one of the background tasks, because it ends them.
             self._closing = asyncio.create_task(self._end(end), name="delayq close")
-        await _ended(self._closing)
+        await _wait_until_closed(self._closing)
 
     async def close_queues(self, queues: Sequence[OpenQueue]) -> None:
         """Close a queue, or all its partitions, as :meth:`aclose` does."""
@@ -104,7 +104,7 @@ class Session:
         closing = asyncio.create_task(end(), name=f"delayq close {queues[0].name}")
         self._closing_queues.add(closing)
         closing.add_done_callback(self._closing_queues.discard)
-        await _ended(closing)
+        await _wait_until_closed(closing)
 
     async def _end(self, end_queues: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -117,7 +117,7 @@ class Session:
             await self.nodes.aclose()
 
 
-async def _ended(closing: asyncio.Task[None]) -> None:
+async def _wait_until_closed(closing: asyncio.Task[None]) -> None:
     """Wait until closing has ended, even if cancelled. After a second one, it ends on its own."""
     try:
         await asyncio.shield(closing)

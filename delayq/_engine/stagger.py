@@ -50,7 +50,7 @@ _MOVER_FACTOR = 3.0
 _MOVER_DELAY = 0.001
 # How fast a slow notice is forgotten: this much of it still counts after the next one.
 _SLOWEST_DECAY = 0.95
-# How often a client may summon others, in seconds, and how many for each one that is needed.
+# How often a client may summon others, in seconds, and how many for each one needed.
 _SUMMON_EVERY = 0.05
 _SUMMON_SPARE = 1.5
 # How often a client that believes itself alone asks whether it is, in seconds.
@@ -234,14 +234,14 @@ class Stagger:
         if self._standing is _Standing.NEW and self._listeners > _FEW_CLIENTS:
             # Others go first already. Of few, we may be the only one that wants messages.
             self._step_back()
-        needed = self._listeners_needed(wants_messages=wants_messages)
+        listeners_needed = self._listeners_needed(wants_messages=wants_messages)
         if self.is_dormant:
             has_room = self.has_room(wants_messages=wants_messages, part=0.5)
-            self.is_dormant = self._listeners >= needed / 2 and not has_room
+            self.is_dormant = self._listeners >= listeners_needed / 2 and not has_room
         elif not (self._goes_first and wants_messages) and not self.has_room(
             wants_messages=wants_messages
         ):
-            self.is_dormant = self._chance() * self._listeners >= needed
+            self.is_dormant = self._chance() * self._listeners >= listeners_needed
 
     def has_room(self, *, wants_messages: bool, part: float = 1.0) -> bool:
         """Return whether all clients that want messages may listen, or would if only this part of

@@ -115,13 +115,13 @@ class Subscriber:
         new = self._plan.report_forbidden()
         if not new:
             return
-        others = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
+        suffix = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
         _log.warning(
             "no permission to subscribe to the channels %s%s: messages that other clients offer to"
             " these queues may be noticed %g s late. Grant it with: ACL SETUSER <user> +subscribe"
             " %s",
             ", ".join(new[:_NAMED]),
-            others,
+            suffix,
             self._ping_interval,
             " ".join(f"&{channel}" for channel in new[:_NAMED]),
         )

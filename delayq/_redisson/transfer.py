@@ -171,7 +171,7 @@ class TransferTask:
             self._sources[lease_us] = self._sources.pop(lease_us)
         source.end(
             self.leases.create(call, reply, lease_us) if lease_us else reply.payloads,
-            more=reply.ready_count > 0 or reply.wait_us == 0,
+            has_more=reply.ready_count > 0 or reply.wait_us == 0,
         )
         self._emptied = not reply.ready_count
         if reply.due_count:

@@ -116,7 +116,7 @@ class Claims:
                 return CallOutcome.NO_CALLERS
             if self._services.suspects.works_alone:
                 self._services.suspects.when_not_alone(self.wakeups.wake)
-                self.source.end([], more=False)
+                self.source.end([], has_more=False)
                 return -1
             while True:
                 try:
@@ -130,7 +130,7 @@ class Claims:
                 # Every message that the call examined is gone, and there are more; or groups still
                 # wait for turns by limits that have changed.
                 await asyncio.sleep(0)
-            self.source.end(claims, more=wait == 0)
+            self.source.end(claims, has_more=wait == 0)
             # Partitions take turns.
             turn = CallOutcome.MORE_DUE if partition.queue.ids.partitions > 1 else 0
             return due_us(now, wait) or turn

@@ -49,7 +49,7 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
     # Rights are checked only once every few seconds, so leave that out, and so the re-check and the
     # probe of a slow connection.
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 60)
-    monkeypatch.setattr(Scheduler, "_look", lambda _: asyncio.sleep(0))
+    monkeypatch.setattr(Scheduler, "_check", lambda *_: asyncio.sleep(0))
     monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
     counts: dict[int, dict[str, dict[str, int]]] = {}
     for size in (500, 20_000):

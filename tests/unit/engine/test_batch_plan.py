@@ -37,16 +37,16 @@ def left(plan: BatchPlan[int, str], now: float = 0.0, moved_at: float = NEVER) -
     return batches
 
 
-def add(plan: BatchPlan[int, str], items: Iterable[int], since: float = 0.0) -> None:
+def add(plan: BatchPlan[int, str], items: Iterable[int], submitted_at: float = 0.0) -> None:
     for item in items:
-        plan.add(item, 1, str(item), since)
+        plan.add(item, 1, str(item), submitted_at)
 
 
 def test_time_starts_again_with_each_success() -> None:
     slow = plan(expires_after=5)
     add(slow, [1])
     (first,) = left(slow)
-    add(slow, [2], since=1.0)
+    add(slow, [2], submitted_at=1.0)
     slow.on_success(first, 4.0)
     assert slow.next_expiry(NEVER) == 9
     assert slow.expire(8.9, NEVER) == []
@@ -61,7 +61,7 @@ def test_bytes_that_move_count_for_a_call_in_flight_and_not_for_its_repetition()
     assert slow.expires_at(0.0, 3.0) == 5
     (first,) = left(slow)
     assert slow.expires_at(0.0, 3.0) == 8
-    assert slow.on_failure(first, 3.0, unknown=False).until == 8
+    assert slow.on_failure(first, 3.0, unknown=False).give_up_at == 8
     assert slow.expires_at(0.0, 3.0) == 5
 
 
@@ -69,7 +69,7 @@ def test_items_far_apart_share_no_batch_if_they_expire() -> None:
     for expires_after, batches in ((5, 2), (math.inf, 1)):
         spread = plan(expires_after=expires_after)
         add(spread, [1])
-        add(spread, [2], since=SPAN * 1.1)
+        add(spread, [2], submitted_at=SPAN * 1.1)
         assert len(spread.waiting) == batches
 
 
@@ -82,7 +82,7 @@ class Model:
         self.plan = plan(self.MOST_ITEMS, self.MOST_BYTES, self.EXPIRES_AFTER)
         self.now = 0.0
         self.sizes: list[int] = []
-        self.since: list[float] = []
+        self.submitted_at: list[float] = []
         # For each item, the call that added it.
         self.group: list[int] = []
         self.groups = 0
@@ -99,7 +99,7 @@ class Model:
     def new_item(self, size: int) -> int:
         item = len(self.sizes)
         self.sizes.append(size)
-        self.since.append(self.now)
+        self.submitted_at.append(self.now)
         self.group.append(self.groups)
         self.waiting.append(item)
         return item
@@ -169,10 +169,10 @@ class Model:
             ), "side by side"
 
     def has_expired(self, batch: Numbers) -> bool:
-        return self.now - min(self.since[item] for item in batch.items) >= self.EXPIRES_AFTER
+        return self.now - min(self.submitted_at[item] for item in batch.items) >= self.EXPIRES_AFTER
 
     def settle(self, batch: Numbers) -> None:
-        items, waiters, flushed = self.plan.settle(batch)
+        items, waiters, flushed = self.plan.resolve(batch)
         assert waiters == self.waiters(items)
         self.outcomes.update(items)
         self.flushed(flushed)
@@ -268,7 +268,7 @@ def test_each_item_leaves_once_in_order_within_the_limits_and_has_one_outcome(
     events: list[tuple[Any, ...]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_plan, "ENOUGH", Model.ENOUGH)
+        patch.setattr(batch_plan, "MIN_SECOND_BATCH", Model.ENOUGH)
         model = Model()
         for event, *facts in events:
             getattr(model, event)(*facts)

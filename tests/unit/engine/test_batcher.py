@@ -54,9 +54,9 @@ class Store:
         self.batcher = self.make()
 
     def limit(self, **limits: float) -> None:
-        """Set constants of the plan, such as ENOUGH, or those that the batcher imports from it."""
+        """Set constants of the plan, or those that the batcher imports from it."""
         for name, value in limits.items():
-            module = "batcher" if name == "MOST_WAITING" else "batch_plan"
+            module = "batcher" if name == "MAX_WAITING_BYTES" else "batch_plan"
             self._monkeypatch.setattr(f"delayq._engine.{module}.{name}", value)
 
     def run_soon(
@@ -220,7 +220,7 @@ async def test_items_submitted_together_have_outcomes_of_their_own(store: Store)
 
 
 async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store: Store) -> None:
-    store.limit(ENOUGH=2)
+    store.limit(MIN_SECOND_BATCH=2)
     batcher = store.batcher
     together = [batcher.submit(item, 1) for item in (1, 2)]
     assert store.batches == [[1]]
@@ -237,7 +237,7 @@ async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store
 
 
 async def test_during_a_repetition_nothing_leaves_the_other_gets_its_reply(store: Store) -> None:
-    store.limit(ENOUGH=1)
+    store.limit(MIN_SECOND_BATCH=1)
     batcher = store.batcher
     first, second = batcher.submit(1, 1), batcher.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
@@ -254,7 +254,7 @@ async def test_during_a_repetition_nothing_leaves_the_other_gets_its_reply(store
 
 async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: Store) -> None:
     """On separate connections, the second might overtake the first."""
-    store.limit(ENOUGH=1)
+    store.limit(MIN_SECOND_BATCH=1)
     batcher = store.batcher
     first, second = batcher.submit(1, 1), batcher.submit(2, 1)
     for _ in range(2):
@@ -270,7 +270,7 @@ async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: 
 
 
 async def test_callers_are_held_up_while_too_much_waits(store: Store) -> None:
-    store.limit(MOST_WAITING=100)
+    store.limit(MAX_WAITING_BYTES=100)
     most = 0
 
     async def caller(item: int) -> int:
@@ -296,7 +296,7 @@ async def test_callers_are_held_up_while_too_much_waits(store: Store) -> None:
 
 async def test_closing_tells_unsent_items_from_unknown_ones(store: Store) -> None:
     await store.make().aclose(5)  # it is idle
-    store.limit(ENOUGH=1)
+    store.limit(MIN_SECOND_BATCH=1)
     unknown = [store.batcher.submit(1, 1), store.batcher.submit(2, 1)]
     unsent = store.batcher.submit(3, 1)
     await store.batcher.aclose(0.01)
@@ -310,11 +310,11 @@ async def test_closing_tells_unsent_items_from_unknown_ones(store: Store) -> Non
 
 
 async def test_closing_lets_in_callers_that_are_held_up(store: Store) -> None:
-    store.limit(MOST_WAITING=0)
+    store.limit(MAX_WAITING_BYTES=0)
     together = store.batcher.submit(1, 1), store.batcher.submit(2, 1)
     held_up = [asyncio.create_task(store.batcher.wait_for_capacity()) for _ in range(3)]
     await turns()
-    assert len(store.batcher._held_up) == 3
+    assert len(store.batcher._waiting_for_capacity) == 3
     await store.batcher.aclose(0.01)
     await asyncio.wait_for(asyncio.gather(*held_up), 20)
     outcomes = await asyncio.gather(*together, return_exceptions=True)
@@ -336,7 +336,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 ) -> None:
     skip_waits(monkeypatch)
     store.retry_for = store.waits_for = 0.4
-    store.limit(SPAN=0.05, MOST_WAITING=100)
+    store.limit(SPAN=0.05, MAX_WAITING_BYTES=100)
     store.busy = True
 
     async def repeat(
@@ -358,7 +358,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 
     first = [asyncio.ensure_future(caller(item)) for item in range(30)]
     await asyncio.sleep(0.2)
-    assert bool(batcher._held_up) == (size > 1)
+    assert bool(batcher._waiting_for_capacity) == (size > 1)
     later = [asyncio.ensure_future(caller(item)) for item in range(30, 60)]
     await asyncio.wait_for(asyncio.gather(*first, *later), 20)
     # One after the other, 20 batches of three would take 8 s.
@@ -373,7 +373,7 @@ async def test_a_call_that_goes_elsewhere_is_not_why_others_could_not_be_sent(
     store: Store,
 ) -> None:
     store.retry_for = store.waits_for = 0.1
-    store.limit(MOST_WAITING=100)
+    store.limit(MAX_WAITING_BYTES=100)
     batcher = store.make(expires=True)
     futures = [batcher.submit(1, 1), batcher.submit(2, 200)]
     moved = Redirected("MOVED 866 10.0.0.7:6379", cast("ConnectionPool", None), asking=False)

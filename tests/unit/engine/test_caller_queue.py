@@ -37,14 +37,14 @@ class Callers:
     def begin(self, source: int, max_items: int = 100) -> Reservation:
         return self.queue.begin_claim(self.sources[source], self.now, max_items)
 
-    def end(self, source: int, *items: str, more: bool = False) -> list[str]:
+    def end(self, source: int, *items: str, has_more: bool = False) -> list[str]:
         """Return the items that are left over."""
         self.policies |= dict.fromkeys(items, self.sources[source].reservation.policy)
-        numbered = self.queue.end_claim(self.sources[source], items, more=more)
-        return [item for _, item in self.queue.hand_out(numbered, more=more)]
+        numbered = self.queue.end_claim(self.sources[source], items, has_more=has_more)
+        return [item for _, item in self.queue.hand_out(numbered, has_more=has_more)]
 
-    def served(self, *, more: bool = False) -> list[QueuedCaller[str]]:
-        served = self.queue.served(self.now, more=more)
+    def served(self, *, has_more: bool = False) -> list[QueuedCaller[str]]:
+        served = self.queue.served(self.now, has_more=has_more)
         for caller in served:
             self.queue.leave(caller)
         return served
@@ -91,8 +91,8 @@ class TestOneSource:
         callers = Callers(1)
         first, second = callers.join(3), callers.join(3, nowait=True)
         callers.begin(0)
-        callers.end(0, "a", "b", "c", more=True)
-        assert callers.served(more=True) == [first]
+        callers.end(0, "a", "b", "c", has_more=True)
+        assert callers.served(has_more=True) == [first]
         assert of(first) == ["a", "b", "c"]
         callers.begin(0)
         callers.end(0)
@@ -106,8 +106,8 @@ class TestSeveralSources:
         callers.probe(s0=True, s1=True, s2=True)
         assert callers.requested() == [0, 1, 2]
         assert [callers.begin(n).size for n in range(3)] == [4, 3, 3]
-        for number, more in enumerate((True, False, False)):
-            callers.end(number, "a", more=more)
+        for number, has_more in enumerate((True, False, False)):
+            callers.end(number, "a", has_more=has_more)
         assert callers.requested() == [0], "only a source that has more is asked again"
         assert callers.begin(0).size == 7
         callers.end(0)
@@ -191,7 +191,7 @@ class TestSeveralSources:
             (source,) = callers.requested()
             asked.append(source)
             callers.begin(source)
-            callers.end(source, "a", more=True)
+            callers.end(source, "a", has_more=True)
             callers.served()
         assert asked == [0, 1, 2, 0, 1, 2]
 
@@ -201,7 +201,7 @@ class TestSeveralSources:
         callers.probe(s0=True)
         callers.requested()
         callers.begin(0)
-        callers.end(0, "a", more=True)
+        callers.end(0, "a", has_more=True)
         callers.served()
         caller = callers.join(4, nowait=True)
         assert callers.requested() == [0]
@@ -283,14 +283,14 @@ def test_whatever_happens_each_item_goes_to_one_caller_or_back(  # noqa: PLR0912
             if not reservation.size:
                 queue.abort_claim(source)
         elif kind == "end":
-            index, count, more = args
+            index, count, has_more = args
             source = callers.sources[index]
             if not source.claim:
                 continue
             policy = source.reservation.policy
             items = [f"{len(came) + n}" for n in range(min(count, source.reservation.size))]
             came |= dict.fromkeys(items, policy)
-            left += callers.end(index, *items, more=more)
+            left += callers.end(index, *items, has_more=has_more)
         elif kind == "fail":
             source = callers.sources[args[0]]
             queue.abort_claim(source)
