@@ -26,7 +26,7 @@ class DelayedSource(DelayedInspector):
     states = ("delayed", "ready", "leased", "unreadable")
     partitions = 1
 
-    def has(self, place: Place) -> bool:
+    def may_hold(self, place: Place) -> bool:
         """Return whether a message of this queue can have that place."""
         return bool(place.due)
 

@@ -84,7 +84,7 @@ class Form:
             HTTPException: There can be no message at this place.
         """
         place = unpacked(self.get("at"))
-        if place is None or not source.has(place):
+        if place is None or not source.may_hold(place):
             raise HTTPException(400, "Unknown message.")
         return place
 

@@ -55,8 +55,8 @@ def states(depth: QueueDepth | str, kind: QueueKind) -> list[State]:
     """Return the states of a queue, the worst first: all troubles, or how it is doing."""
     if isinstance(depth, str):
         return [REFUSED]
-    if found := list(_troubles(depth, kind)):
-        return found
+    if troubles := list(_troubles(depth, kind)):
+        return troubles
     if depth.ready or depth.leased:
         return [WORKING]
     return [WAITING if depth.delayed else EMPTY]

@@ -92,11 +92,11 @@ class Queues:
 
     def __init__(self, session: Callable[[], Session], names: Iterable[str] | None) -> None:
         self._session = session
-        self._chosen = None if names is None else _parse(names)
+        self._named_queues = None if names is None else _parse(names)
         self._partitions: PartitionCounts = {}
         self._search = Cached(self._find)
 
-    async def known(self) -> list[tuple[QueueKind, str, int]]:
+    async def find_all(self) -> list[tuple[QueueKind, str, int]]:
         """Return kind, name and partitions of all queues. Raises as :func:`find_queues`."""
         queues = [(*key, partitions) for key, partitions in (await self._all()).items()]
         return sorted(queues, key=lambda queue: (queue[1].casefold(), queue[1], queue[0]))
@@ -110,7 +110,7 @@ class Queues:
             return None
         key: tuple[QueueKind, str] = ("delayed" if kind == "delayed" else "reliable", name)
         queues = await self._all()
-        if key not in queues and self._chosen is None:
+        if key not in queues and self._named_queues is None:
             expires_at = self._search.answered_at + self._search.counts_for(_MAX_AGE_FOR_NEW)
             # A moment longer, since a sleep may end a moment early.
             await asyncio.sleep(min(expires_at - time.monotonic() + 0.001, _WAIT_FOR_NEW))
@@ -130,8 +130,8 @@ class Queues:
         return await self._search.sparingly(max_age)
 
     async def _find(self) -> PartitionCounts:
-        if self._chosen is not None:
-            return await self._count(dict.fromkeys(self._chosen, 1))
+        if self._named_queues is not None:
+            return await self._count(dict.fromkeys(self._named_queues, 1))
         queues = await find_queues(self._session().server)
         if len(self._partitions) > _MAX_REMEMBERED:
             self._partitions = {}

@@ -46,7 +46,7 @@ class ReliableSource(ReliableInspector):
     def partitions(self) -> int:
         return len(self.stores)
 
-    def has(self, place: Place) -> bool:
+    def may_hold(self, place: Place) -> bool:
         return place.partition < len(self.stores)
 
     async def histogram(self, now: int) -> list[int]:
@@ -107,7 +107,7 @@ class ReliableSource(ReliableInspector):
         return [row for rows in parts for row in rows]
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
-        if not self.has(place):
+        if not self.may_hold(place):
             return None
         store = self.stores[place.partition]
         if dead:

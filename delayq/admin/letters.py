@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GroupBy = Literal["error", "type", "reason"]
 
-OTHERS = "(others)"
+OTHER_CAUSES = "(others)"
 """The name of the group for letters that came after the first 1,000 groups."""
 
 _STEP = 100
@@ -125,7 +125,7 @@ async def groups(
         for letter in letters.values():
             cause = _cause(letter, by)
             if cause not in counts and len(counts) >= _MAX_GROUPS:
-                cause = OTHERS
+                cause = OTHER_CAUSES
             counts[cause] += 1
             first, last = moments.get(cause, (letter.died_at, letter.died_at))
             moments[cause] = min(first, letter.died_at), max(last, letter.died_at)

@@ -87,24 +87,24 @@ def history(
             minutes=minutes, hours=hours
         )
 
-    found, now = at_server_time(url, look)
-    whole = Activity.total(found)
-    is_empty = not any(getattr(whole, name) for name in _COUNTS)
+    activity, now = at_server_time(url, look)
+    sums = Activity.total(activity)
+    is_empty = not any(getattr(sums, name) for name in _COUNTS)
     if as_json:
-        for each in found:
-            print_json(_activity_facts(each))
+        for period in activity:
+            print_json(_activity_facts(period))
     elif is_empty:
-        say(f"nothing happened in the last {span(whole.seconds)}")
+        say(f"nothing happened in the last {span(sums.seconds)}")
     else:
         show_fields(
             [
-                (name, f"{sparkline([getattr(each, name) for each in found])} {total:,}")
+                (name, f"{sparkline([getattr(period, name) for period in activity])} {total:,}")
                 for name in _COUNTS
-                if (total := getattr(whole, name))
+                if (total := getattr(sums, name))
             ]
         )
-        at_a_time = -(-len(found) // _MAX_ROWS)
-        parts = [found[at : at + at_a_time] for at in range(0, len(found), at_a_time)]
+        at_a_time = -(-len(activity) // _MAX_ROWS)
+        parts = [activity[at : at + at_a_time] for at in range(0, len(activity), at_a_time)]
         rows = [_activity_row(Activity.total(part), now) for part in parts]
         show_table(_HISTORY_COLUMNS, rows)
     raise typer.Exit(1 if is_empty else 0)
@@ -114,48 +114,52 @@ def _of_message(queue: ReliableOnly, id: str, url: str | None, *, as_json: bool)
     async def look(client: Client) -> MessageHistory | None:
         return await (await queue.existing(client, _HAVE_HISTORY)).history(id)
 
-    found, now = at_server_time(url, look)
-    if found is None:
+    history, now = at_server_time(url, look)
+    if history is None:
         say(f"nothing is known about message {id!r}")
         raise typer.Exit(1)
     if as_json:
         print_json(
             {
-                "id": found.id,
-                "state": found.state,
-                "offered_at": moment_json(found.offered_at),
-                "finished_at": moment_json(found.finished_at),
-                "error": found.error,
+                "id": history.id,
+                "state": history.state,
+                "offered_at": moment_json(history.offered_at),
+                "finished_at": moment_json(history.finished_at),
+                "error": history.error,
                 "attempts": [
                     {
-                        **vars(each),
-                        "started_at": moment_json(each.started_at),
-                        "finished_at": moment_json(each.finished_at),
+                        **vars(attempt),
+                        "started_at": moment_json(attempt.started_at),
+                        "finished_at": moment_json(attempt.finished_at),
                     }
-                    for each in found.attempts
+                    for attempt in history.attempts
                 ],
             }
         )
         return
     facts = [
-        ("id", found.id),
-        ("state", found.state),
-        ("offered", moment_text(found.offered_at, now)),
-        ("finished", moment_text(found.finished_at, now)),
-        ("error", found.error or "-"),
+        ("id", history.id),
+        ("state", history.state),
+        ("offered", moment_text(history.offered_at, now)),
+        ("finished", moment_text(history.finished_at, now)),
+        ("error", history.error or "-"),
     ]
     show_fields([(name, text) for name, text in facts if text != "-"])
-    if found.attempts:
-        rows = [_attempt(each, now) for each in found.attempts]
+    if history.attempts:
+        rows = [_attempt(attempt, now) for attempt in history.attempts]
         show_table(("attempt", "started", "took", "worker", "error"), rows, wide=["error"])
 
 
 def _attempt(attempt: Attempt, now: datetime) -> list[str]:
-    began, ended = attempt.started_at, attempt.finished_at
-    took = None if began is None or ended is None else (ended - began).total_seconds()
+    started_at, finished_at = attempt.started_at, attempt.finished_at
+    took = (
+        None
+        if started_at is None or finished_at is None
+        else (finished_at - started_at).total_seconds()
+    )
     return [
         str(attempt.number),
-        moment_cell(began, now),
+        moment_cell(started_at, now),
         duration_text(took),
         attempt.worker or "-",
         attempt.error or "-",
@@ -167,7 +171,7 @@ def _activity_row(activity: Activity, now: datetime) -> list[str]:
     return [
         moment_cell(activity.start, now),
         *(f"{getattr(activity, name):,}" for name in _COUNTS),
-        *(duration_text(each) for each in (late.p50, late.p99, handling.p50, handling.p99)),
+        *(duration_text(latency) for latency in (late.p50, late.p99, handling.p50, handling.p99)),
     ]
 
 
@@ -211,22 +215,24 @@ def workers(
         return await list_workers(client, name)
 
     try:
-        found, now = at_server_time(url, look)
+        entries, now = at_server_time(url, look)
     except ServerRefused as error:
         hint = (
             "; without +scan, name a queue: delayq workers NAME" if "'scan'" in str(error) else ""
         )
         raise CommandFailed(f"{error}{hint}") from error
     if as_json:
-        for each in found:
-            print_json(_worker_facts(each))
-    elif found:
+        for entry in entries:
+            print_json(_worker_facts(entry))
+    elif entries:
         show_table(
-            _WORKER_COLUMNS, [_worker_row(each, now) for each in found], wide=["queue", "longest"]
+            _WORKER_COLUMNS,
+            [_worker_row(entry, now) for entry in entries],
+            wide=["queue", "longest"],
         )
     else:
         say("no workers")
-    raise typer.Exit(0 if found else 1)
+    raise typer.Exit(0 if entries else 1)
 
 
 def _worker_facts(worker: WorkerInfo) -> dict[str, Any]:

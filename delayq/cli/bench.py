@@ -56,12 +56,12 @@ class _Bench:
     async def offers(self, show: Show) -> None:
         """Measure the offers of many callers, each offering one message after the other."""
         queue = self.open()
-        left = iter(range(self.messages))
+        numbers = iter(range(self.messages))
         done = 0
 
         async def caller() -> None:
             nonlocal done
-            for _ in left:
+            for _ in numbers:
                 # Due far from now, so that nothing is delivered meanwhile.
                 await queue.offer(self.payload, 3600)
                 done += 1
@@ -83,7 +83,7 @@ class _Bench:
         began = time.perf_counter()
         async with asyncio.timeout_at(self.deadline):
             done = 0
-            async for _ in self._taken(queue):
+            async for _ in self._messages_of(queue):
                 done += 1
                 show(done, self.messages)
                 if done == self.messages:
@@ -105,7 +105,7 @@ class _Bench:
         else:
             await queue.offer_many(self._offer(delay) for delay in delays)
         async with asyncio.timeout_at(self.deadline):
-            async for message in self._taken(queue):
+            async for message in self._messages_of(queue):
                 due_at = due[message] if self.kind == "delayed" else message.due_at
                 self.late_ms.append((time.time() + ahead - due_at.timestamp()) * 1000)
                 show(len(self.late_ms), self.punctual)
@@ -115,7 +115,7 @@ class _Bench:
     def _offer(self, delay: float) -> Any:
         return (self.payload, delay) if self.kind == "delayed" else Offer(self.payload, delay=delay)
 
-    async def _taken(self, queue: Any) -> AsyncIterator[Any]:
+    async def _messages_of(self, queue: Any) -> AsyncIterator[Any]:
         async for message in queue:
             if self.kind == "delayed":
                 yield message
@@ -161,12 +161,12 @@ def bench(
         payload = {"text": "x" * size}
         run = _Bench(client, kind, name, partitions, messages, punctual, payload, deadline)
         try:
-            for what, part in (
+            for title, part in (
                 ("offers", run.offers),
                 ("deliveries", run.deliveries),
                 ("lateness", run.lateness),
             ):
-                with progress(f"{what:<10}", shown=not as_json) as show:
+                with progress(f"{title:<10}", is_shown=not as_json) as show:
                     await part(show)
         except TimeoutError:
             tell(f"not finished within {timeout}; removing the temporary queue")

@@ -48,22 +48,26 @@ def delayed_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(context: typer.Context, incomplete: str, kinds: tuple[QueueKind, ...]) -> list[str]:
-    given = context.params.get("url") or context.find_root().params.get("url")
-    url = given or os.environ.get(URL_VARIABLE)
+    option = context.params.get("url") or context.find_root().params.get("url")
+    url = option or os.environ.get(URL_VARIABLE)
     if not url or url.startswith("embedded:"):
         return []
     # A line on stderr would be in the middle of the command that is being typed.
     logging.disable()
-    found: set[FoundQueue] = set()
+    queues: set[FoundQueue] = set()
     with suppress(DelayqError, TimeoutError, OSError):
-        asyncio.run(_look(url, found))
+        asyncio.run(_look(url, queues))
     before = os.environ.get(_BEFORE, "")
     arguments = sorted(
         queue.argument
-        for queue in found
+        for queue in queues
         if queue.kind in kinds and _PLAIN.fullmatch(queue.argument)
     )
-    return [each[len(before) :] for each in arguments if each.startswith(before + incomplete)]
+    return [
+        argument[len(before) :]
+        for argument in arguments
+        if argument.startswith(before + incomplete)
+    ]
 
 
 def join_words() -> None:
@@ -75,18 +79,18 @@ def join_words() -> None:
     words = os.environ.get("COMP_WORDS", "").split("\n")
     if os.environ.get("_DELAYQ_COMPLETE") != "complete_bash" or ":" not in words:
         return
-    joined: list[str] = []
+    rejoined: list[str] = []
     current = int(os.environ["COMP_CWORD"])
     for number, word in enumerate(words[: current + 1]):
-        if joined and (word == ":" or words[number - 1] == ":"):
-            joined[-1] += word
+        if rejoined and (word == ":" or words[number - 1] == ":"):
+            rejoined[-1] += word
         else:
-            joined.append(word)
-    before, colon, joined[-1] = joined[-1].rpartition(":")
-    place = str(len(joined) - 1)
-    os.environ |= {"COMP_WORDS": "\n".join(joined), "COMP_CWORD": place, _BEFORE: before + colon}
+            rejoined.append(word)
+    before, colon, rejoined[-1] = rejoined[-1].rpartition(":")
+    place = str(len(rejoined) - 1)
+    os.environ |= {"COMP_WORDS": "\n".join(rejoined), "COMP_CWORD": place, _BEFORE: before + colon}
 
 
-async def _look(url: str, found: set[FoundQueue]) -> None:
+async def _look(url: str, queues: set[FoundQueue]) -> None:
     async with asyncio.timeout(_PATIENCE), delayq.connect(url) as client:
-        await collect_queues(client, found)
+        await collect_queues(client, queues)

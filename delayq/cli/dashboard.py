@@ -63,8 +63,8 @@ def dashboard(
     address = server_of(url)
     if find_spec("uvicorn") is None:
         raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
-    shown = [f"{queue.kind}:{queue.name}" for queue in queues or ()]
-    options = {"token": token, "read_token": read_token, "queues": shown or None, "title": title}
+    names = [f"{queue.kind}:{queue.name}" for queue in queues or ()]
+    options = {"token": token, "read_token": read_token, "queues": names or None, "title": title}
     asyncio.run(_serve(address, host, port, options, proxy or [], as_json=as_json))
 
 
@@ -105,8 +105,8 @@ async def _serve(
                 await asyncio.sleep(0.05)
             if server.started:
                 listening = listener.getsockname()[1]
-                where = f"[{host}]" if ":" in host else host
-                shown = public_part(address)
+                netloc = f"[{host}]" if ":" in host else host
+                label = public_part(address)
                 read_only = options["token"] is None
                 if options["read_token"] is None and not is_loopback(host):
                     tell(
@@ -116,11 +116,11 @@ async def _serve(
                 access = "read-only" if read_only else "operators log in with a token"
                 report(
                     {
-                        "url": f"http://{where}:{listening}/",
-                        "server": shown,
+                        "url": f"http://{netloc}:{listening}/",
+                        "server": label,
                         "read_only": read_only,
                     },
-                    f"http://{where}:{listening}/ serves the queues of {shown}, {access}",
+                    f"http://{netloc}:{listening}/ serves the queues of {label}, {access}",
                     as_json=as_json,
                 )
             await serving

@@ -113,8 +113,8 @@ class _Choice:
     async def query(self, client: Client) -> LetterQuery:
         if self.older_than is None:
             return LetterQuery(self.error, self.reason)
-        until = await clock(client) - timedelta(seconds=self.older_than)
-        return LetterQuery(self.error, self.reason, until)
+        latest = await clock(client) - timedelta(seconds=self.older_than)
+        return LetterQuery(self.error, self.reason, latest)
 
 
 @dead.command("list")
@@ -145,7 +145,7 @@ def list_dead(
 
     Example: `delayq dead list mails --group-by error`
     """
-    how = codec_of(codec)
+    decoder = codec_of(codec)
     choice = _Choice.of(error, reason, older_than)
     if group_by is not None:
         _show_groups(queue, group_by, choice, url, limit, offset, as_json=as_json)
@@ -161,27 +161,29 @@ def list_dead(
         return await admin.find(stores, query, offset=offset, limit=limit + 1), None
 
     (letters, size), now = at_server_time(url, look)
-    shown = letters[:limit]
+    page = letters[:limit]
     if as_json:
-        for letter in shown:
-            print_json(_facts(letter, how))
-    elif not shown:
+        for letter in page:
+            print_json(_facts(letter, decoder))
+    elif not page:
         say("no dead letters")
     else:
-        _show(shown, how, now, long=long)
+        _show(page, decoder, now, long=long)
         total = "more" if size is None else f"{size:,}"
-        if not long and (size or len(letters)) > len(shown):
+        if not long and (size or len(letters)) > len(page):
             say(
-                f"{offset + 1:,} to {offset + len(shown):,} of {total}; use --offset and --limit"
+                f"{offset + 1:,} to {offset + len(page):,} of {total}; use --offset and --limit"
                 " for more"
             )
-    raise typer.Exit(0 if shown else 1)
+    raise typer.Exit(0 if page else 1)
 
 
-def _show(letters: list[DeadLetter[bytes]], how: Codec[Any], now: datetime, *, long: bool) -> None:
+def _show(
+    letters: list[DeadLetter[bytes]], decoder: Codec[Any], now: datetime, *, long: bool
+) -> None:
     if not long:
         columns = ["id", "died", "attempts", "reason", "error", "value"]
-        rows = [_row(letter, how, now) for letter in letters]
+        rows = [_row(letter, decoder, now) for letter in letters]
         if not any(letter.error for letter in letters):
             place = columns.index("error")
             columns.pop(place)
@@ -192,7 +194,7 @@ def _show(letters: list[DeadLetter[bytes]], how: Codec[Any], now: datetime, *, l
     for place, letter in enumerate(letters):
         if place:
             say("")
-        _show_long(letter, how, now)
+        _show_long(letter, decoder, now)
 
 
 def _show_groups(
@@ -209,24 +211,24 @@ def _show_groups(
         queue.check_reliable(_DOING)
         await queue.check_existence(client)
         stores = await queue.stores(client)
-        with progress("counted", shown=not as_json) as show:
+        with progress("counted", is_shown=not as_json) as show:
             return await admin.groups(stores, by, await choice.query(client), progress=show)
 
-    every, now = at_server_time(url, look)
-    shown = every[offset : offset + limit]
+    groups, now = at_server_time(url, look)
+    page = groups[offset : offset + limit]
     if as_json:
-        for group in shown:
+        for group in page:
             moments = {"first_at": moment_json(group.first), "last_at": moment_json(group.last)}
             print_json({by: group.cause, "count": group.count, **moments})
-    elif not shown:
+    elif not page:
         say("no dead letters")
     else:
-        rows = [[f"{group.count:,}", moment_cell(group.last, now), group.cause] for group in shown]
+        rows = [[f"{group.count:,}", moment_cell(group.last, now), group.cause] for group in page]
         show_table(("count", "last died", by), rows, wide=[by])
-        left = sum(group.count for group in every) - sum(group.count for group in shown)
-        if left:
-            say(f"{left:,} letters are in other groups; use --offset and --limit for more")
-    raise typer.Exit(0 if shown else 1)
+        uncounted = sum(group.count for group in groups) - sum(group.count for group in page)
+        if uncounted:
+            say(f"{uncounted:,} letters are in other groups; use --offset and --limit for more")
+    raise typer.Exit(0 if page else 1)
 
 
 @dead.command()
@@ -274,9 +276,9 @@ def purge(
     """
     work = _Work("purged", "dropped", queue, ids, _Choice.of(error, reason, older_than))
     work.check(dry_run=dry_run)
-    which = f" whose {work.choice}" if not work.choice.is_all else ""
-    number = f"{len(ids):,}" if ids else "the" if which else "all"
-    confirm(f"Drop {number} dead letters of {queue.name}{which} for good?", yes=yes or dry_run)
+    condition = f" whose {work.choice}" if not work.choice.is_all else ""
+    number = f"{len(ids):,}" if ids else "the" if condition else "all"
+    confirm(f"Drop {number} dead letters of {queue.name}{condition} for good?", yes=yes or dry_run)
     work.run(url, dry_run=dry_run, as_json=as_json)
 
 
@@ -305,7 +307,7 @@ class _Work:
 
         async def act(client: Client) -> int:
             await self.queue.check_existence(client)
-            with progress("checked" if dry_run else self.name, shown=not as_json) as show:
+            with progress("checked" if dry_run else self.name, is_shown=not as_json) as show:
 
                 def tell(done: int, total: int) -> None:
                     nonlocal looked_at
@@ -314,14 +316,14 @@ class _Work:
 
                 return await (self._count if dry_run else self._act)(client, tell)
 
-        async def left(client: Client) -> str:
+        async def remaining_text(client: Client) -> str:
             size = await self.queue.reliable(client).dead.size()
             return (
                 f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again"
                 " to continue"
             )
 
-        done = with_client(url, act, interrupted=left)
+        done = with_client(url, act, interrupted=remaining_text)
         if dry_run:
             facts = {"queue": self.queue.name, "matched": done, "dry_run": True}
             report(facts, f"matching: {done:,}; nothing was changed", as_json=as_json)

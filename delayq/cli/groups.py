@@ -74,19 +74,19 @@ def list_groups(
             after=after, limit=limit + 1
         )
 
-    found, now = at_server_time(url, look)
-    shown = found[:limit]
+    groups, now = at_server_time(url, look)
+    page = groups[:limit]
     if as_json:
-        for group in shown:
+        for group in page:
             print_json(_facts(group, now))
-    elif not shown:
+    elif not page:
         say("no groups")
     else:
         columns = ("group", "waiting", "ready", "running", "next", "limit", "state")
-        show_table(columns, [_row(group, now) for group in shown], wide=["group", "limit"])
-        if len(found) > limit:
-            say(f"there are more; continue with --after {shown[-1].name!r}, or use --limit")
-    raise typer.Exit(0 if shown else 1)
+        show_table(columns, [_row(group, now) for group in page], wide=["group", "limit"])
+        if len(groups) > limit:
+            say(f"there are more; continue with --after {page[-1].name!r}, or use --limit")
+    raise typer.Exit(0 if page else 1)
 
 
 @groups.command("limit")
@@ -119,11 +119,11 @@ def set_limit(
     if (limit is None) != unset:
         raise CommandFailed("pass a limit, such as 5 or 100/s, or --unset")
     # None is the limit of the queue.
-    chosen = None if limit is None else limit_of(limit, "LIMIT") or Limit()
+    own_limit = None if limit is None else limit_of(limit, "LIMIT") or Limit()
 
     async def act(client: Client) -> tuple[Group, QueueSettings | None]:
         groups = (await queue.existing(client, _DOING)).groups
-        await groups.set_limit(group, chosen)
+        await groups.set_limit(group, own_limit)
         settings = await ReliableInspector.of(client, queue.name).visible_settings()
         return await groups.get(group), settings
 

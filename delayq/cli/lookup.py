@@ -63,16 +63,16 @@ def peek(
 
     Example: `delayq peek mails`
     """
-    how = codec_of(codec)
+    decoder = codec_of(codec)
 
     async def look(client: Client) -> list[MessageView]:
         await queue.check_existence(client)
-        ready = await _page(client, queue, "ready", how, 0, limit)
-        return ready + await _page(client, queue, "delayed", how, 0, limit - len(ready))
+        ready = await _page(client, queue, "ready", decoder, 0, limit)
+        return ready + await _page(client, queue, "delayed", decoder, 0, limit - len(ready))
 
-    found, now = at_server_time(url, look)
-    show_list(found, now, as_json=as_json, mixed=True)
-    raise typer.Exit(0 if found else 1)
+    views, now = at_server_time(url, look)
+    show_list(views, now, as_json=as_json, mixed=True)
+    raise typer.Exit(0 if views else 1)
 
 
 def list_messages(
@@ -90,16 +90,16 @@ def list_messages(
 
     Example: `delayq list mails --state ready`
     """
-    how = codec_of(codec)
+    decoder = codec_of(codec)
 
     async def look(client: Client) -> tuple[list[MessageView], str]:
         await queue.check_existence(client)
-        page = await _page(client, queue, state, how, offset, limit)
+        page = await _page(client, queue, state, decoder, offset, limit)
         return page, "" if page else await _elsewhere(client, queue, state, offset)
 
-    (found, elsewhere), now = at_server_time(url, look)
-    show_list(found, now, as_json=as_json, if_empty=elsewhere)
-    raise typer.Exit(0 if found else 1)
+    (views, elsewhere), now = at_server_time(url, look)
+    show_list(views, now, as_json=as_json, if_empty=elsewhere)
+    raise typer.Exit(0 if views else 1)
 
 
 def get(
@@ -117,20 +117,20 @@ def get(
 
     Example: `delayq get mails welcome-3`
     """
-    how = codec_of(codec)
+    decoder = codec_of(codec)
 
     async def look(client: Client) -> MessageView | None:
         if queue.is_reliable:
             await queue.check_existence(client)
             message = await ReliableInspector.of(client, queue.name).get(id)
-            return None if message is None else MessageView.of_message(message, how)
+            return None if message is None else MessageView.of_message(message, decoder)
         record = await DelayedInspector.of(client, queue.name).find_record(id)
-        return None if record is None else MessageView.of_record(record, "delayed", how)
+        return None if record is None else MessageView.of_record(record, "delayed", decoder)
 
-    found, now = at_server_time(url, look)
-    if found is None:
+    view, now = at_server_time(url, look)
+    if view is None:
         raise no_message(id)
-    show_one(found, now, as_json=as_json)
+    show_one(view, now, as_json=as_json)
 
 
 async def _page(
@@ -155,12 +155,12 @@ async def _elsewhere(client: Client, queue: Target, state: State, offset: int) -
     counts = {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}
     if offset and counts[state]:
         return f"no messages: --offset is {offset:,}, and {counts[state]:,} are {state}"
-    others = [
-        f"{count:,} {'is' if count == 1 else 'are'} {other}: --state {other}"
-        for other, count in counts.items()
-        if count and other != state
+    elsewhere = [
+        f"{count:,} {'is' if count == 1 else 'are'} {other_state}: --state {other_state}"
+        for other_state, count in counts.items()
+        if count and other_state != state
     ]
-    return "; ".join([f"no {state} messages", *others])
+    return "; ".join([f"no {state} messages", *elsewhere])
 
 
 SearchState = Literal["ready", "delayed", "leased", "dead", "all"]
@@ -260,29 +260,29 @@ def search(
         if query.needs_reliable or state == "dead":
             raise CommandFailed("--header, --error, --group and --state dead need a reliable queue")
         states = states[:-1]
-    how = codec_of(codec)
-    chosen = states if state == "all" else (state,)
+    decoder = codec_of(codec)
+    searched_states = states if state == "all" else (state,)
 
     async def look(client: Client) -> tuple[Search[MessageView], list[MessageView]]:
-        sources = await _sources(client, queue, chosen, how)
+        sources = await _sources(client, queue, searched_states, decoder)
         work = Search(sources, lambda view: query.matches(_fields(view)), offset)
-        with progress("searched", shown=not as_json) as show:
+        with progress("searched", is_shown=not as_json) as show:
             return work, await work.run(max_examined=scan, limit=limit, progress=show)
 
-    (work, found), now = at_server_time(url, look)
-    more = work.next_offset
-    if found or as_json:
-        show_list(found, now, as_json=as_json, mixed=True)
+    (work, matches), now = at_server_time(url, look)
+    next_offset = work.next_offset
+    if matches or as_json:
+        show_list(matches, now, as_json=as_json, mixed=True)
     if as_json:
-        figures = {"searched": work.searched, "total": work.total, "found": len(found)}
-        print_json({**figures, "next_offset": more})
+        figures = {"searched": work.searched, "total": work.total, "found": len(matches)}
+        print_json({**figures, "next_offset": next_offset})
     else:
-        hint = "" if more is None else f"; continue with --offset {more}"
+        hint = "" if next_offset is None else f"; continue with --offset {next_offset}"
         say(
-            f"{len(found):,} found; {work.searched:,} of {work.total:,} messages were searched"
+            f"{len(matches):,} found; {work.searched:,} of {work.total:,} messages were searched"
             f"{hint}"
         )
-    raise typer.Exit(0 if found else 1)
+    raise typer.Exit(0 if matches else 1)
 
 
 # The bytes in a line, and those shown of one message without --all.
@@ -295,7 +295,7 @@ def inspect(
     state: Annotated[RecordState, typer.Option(help="The state of the messages.")] = "delayed",
     limit: MaxRows = 5,
     offset: Offset = 0,
-    whole: Annotated[
+    show_all: Annotated[
         bool,
         typer.Option(
             "--all", help=f"Show all bytes of each record, not only the first {_MAX_BYTES}."
@@ -314,7 +314,7 @@ def inspect(
 
     Example: `delayq inspect orders`
     """
-    how = codec_of(codec)
+    decoder = codec_of(codec)
 
     def look(client: Client) -> Awaitable[list[Record]]:
         return DelayedInspector.of(client, queue.name).records(state, offset=offset, limit=limit)
@@ -322,11 +322,11 @@ def inspect(
     records, now = at_server_time(url, look)
     for place, record in enumerate(records):
         if as_json:
-            print_json(_record_facts(record, state, how))
+            print_json(_record_facts(record, state, decoder))
             continue
         if place:
             say("")
-        _show_record(record, state, how, now, whole=whole)
+        _show_record(record, state, decoder, now, show_all=show_all)
     if not records and not as_json:
         say("no records")
     raise typer.Exit(0 if records else 1)
@@ -350,7 +350,7 @@ def _record_facts(record: Record, state: str, codec: Codec[Any]) -> dict[str, An
 
 
 def _show_record(
-    record: Record, state: str, codec: Codec[Any], now: datetime, *, whole: bool
+    record: Record, state: str, codec: Codec[Any], now: datetime, *, show_all: bool
 ) -> None:
     lines = [("id", record.id or "-")]
     if record.due_at is not None:
@@ -366,10 +366,10 @@ def _show_record(
     header = len(record.raw) - len(record.payload) if record.payload is not None else 0
     size = f"{len(record.raw):,}" + (f", of which {header} before the payload" if header else "")
     show_fields([*lines, ("bytes", size)])
-    shown = record.raw if whole else record.raw[:_MAX_BYTES]
-    for at in range(0, len(shown), _LINE_BYTES):
-        part = shown[at : at + _LINE_BYTES]
+    visible = record.raw if show_all else record.raw[:_MAX_BYTES]
+    for at in range(0, len(visible), _LINE_BYTES):
+        part = visible[at : at + _LINE_BYTES]
         text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
         say(f"  {at:04x}  {part[:8].hex(' '):<23}  {part[8:].hex(' '):<23}  {text}")
-    if len(shown) < len(record.raw):
-        say(f"  ...   {len(record.raw) - len(shown):,} more bytes: --all")
+    if len(visible) < len(record.raw):
+        say(f"  ...   {len(record.raw) - len(visible):,} more bytes: --all")

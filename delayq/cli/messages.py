@@ -117,8 +117,8 @@ def offer(
     headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
     timeout_s, window_s = duration(timeout, "--timeout"), duration(unique_for, "--unique-for")
     if not queue.is_reliable and any(
-        one is not None
-        for one in (
+        option is not None
+        for option in (
             id,
             headers,
             priority,
@@ -184,7 +184,7 @@ def result(
 
     Example: `delayq result reports report-7 --timeout 1m`
     """
-    seconds, how = duration(timeout, "--timeout") or 0.0, codec_of(codec)
+    seconds, decoder = duration(timeout, "--timeout") or 0.0, codec_of(codec)
 
     async def look(client: Client) -> bytes | None:
         jobs = await queue.existing(client, "have results")
@@ -196,8 +196,8 @@ def result(
     except (MessageFailed, NoResult, ResultTimeout) as error:
         tell(str(error))
         raise typer.Exit(1) from None
-    shown = {"value": None} if payload is None else payload_json(how, payload)
-    report({"queue": queue.name, "id": id, **shown}, text_of(shown), as_json=as_json)
+    fields = {"value": None} if payload is None else payload_json(decoder, payload)
+    report({"queue": queue.name, "id": id, **fields}, text_of(fields), as_json=as_json)
 
 
 def cancel(
@@ -255,8 +255,8 @@ def reschedule(
             due_at = await inspector.reschedule_record(id, wait, at=moment)
             return due_at is not None, due_at
         handle = await queue.existing(client)
-        moved = await handle.reschedule(id, wait, at=moment)
-        return moved, await _due_at(handle, id) if moved else None
+        was_there = await handle.reschedule(id, wait, at=moment)
+        return was_there, await _due_at(handle, id) if was_there else None
 
     (moved, due_at), now = at_server_time(url, act)
     if not moved:
@@ -286,20 +286,20 @@ def take(
     Example: `delayq take mails --wait 1m`
     """
     seconds = duration(wait, "--wait") or 0.0
-    how = codec_of(codec)
+    decoder = codec_of(codec)
 
     async def act(client: Client) -> bool:
         if not queue.is_reliable:
             payload = await queue.delayed(client).poll(seconds)
             if payload is not None:
-                _print_taken(queue, payload_json(how, payload), as_json=as_json)
+                _print_taken(queue, payload_json(decoder, payload), as_json=as_json)
             return payload is not None
         # One who waits may be there before the first message.
         jobs = queue.reliable(client) if seconds else await queue.existing(client)
         for message in await jobs.claim(1, seconds):
             # A message that cannot be read or printed goes back.
             async with message:
-                value = payload_json(how, message.value)
+                value = payload_json(decoder, message.value)
                 facts = {
                     "id": message.id,
                     "state": message.state,
@@ -324,8 +324,8 @@ def take(
 
 async def _due_at(handle: ReliableQueue[bytes], id: str) -> datetime | None:  # noqa: A002
     """Return when a message is due; None if another client has it already."""
-    found = await handle.get(id)
-    return None if found is None or found.state == "leased" else found.due_at
+    message = await handle.get(id)
+    return None if message is None or message.state == "leased" else message.due_at
 
 
 def _report_due(

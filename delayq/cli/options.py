@@ -38,8 +38,8 @@ def _or_given_first(context: typer.Context, value: str | None) -> str | None:
     source: Any = context.get_parameter_source("url")
     if source is not None and source.name == "COMMANDLINE":
         return value
-    given: str | None = context.find_root().params.get("url")
-    return given or value
+    first_url: str | None = context.find_root().params.get("url")
+    return first_url or value
 
 
 _URL: dict[str, Any] = {"metavar": "URL", "callback": _or_given_first}
@@ -261,14 +261,14 @@ def instant(text: str | None) -> datetime | None:
     """Parse a moment. Without a timezone, it is in this machine's. Raises CommandFailed."""
     if text is None:
         return None
-    written, zone = text.strip(), None
-    if named := _NAMED_ZONE.fullmatch(written):
-        written, zone = named[1], _zone(named[2])
-    elif whole_day := _DAY.fullmatch(written):
+    local, zone = text.strip(), None
+    if named := _NAMED_ZONE.fullmatch(local):
+        local, zone = named[1], _zone(named[2])
+    elif whole_day := _DAY.fullmatch(local):
         # Python takes the timezone of a date for a time, or refuses it.
-        written = f"{whole_day[1]}T00:00{whole_day[2]}"
+        local = f"{whole_day[1]}T00:00{whole_day[2]}"
     try:
-        at = datetime.fromisoformat(written)
+        at = datetime.fromisoformat(local)
     except ValueError:
         raise CommandFailed(
             "--at must be a date or a time such as 2030-01-31, 2030-01-31T12:00,"
@@ -307,14 +307,14 @@ def _unambiguous(at: datetime, zone: ZoneInfo | None) -> datetime:
         raise CommandFailed(f"--at is too far away: {at.isoformat()}") from None
     if earlier == later:
         return first
-    where = "here" if zone is None else f"in {zone}"
+    place = "here" if zone is None else f"in {zone}"
     if back != at:
         raise CommandFailed(
-            f"--at does not exist {where}: the clocks are put forward past {at.isoformat()}"
+            f"--at does not exist {place}: the clocks are put forward past {at.isoformat()}"
         )
-    offsets = " or ".join(each.strftime("%z") for each in (first, second))
+    offsets = " or ".join(moment.strftime("%z") for moment in (first, second))
     raise CommandFailed(
-        f"--at happens twice {where}, because the clocks are put back: add {offsets} to"
+        f"--at happens twice {place}, because the clocks are put back: add {offsets} to"
         f" {at.isoformat()}"
     )
 
@@ -323,13 +323,13 @@ def headers_of(pairs: list[str] | None) -> dict[str, str] | None:
     """Parse headers, each given as ``name=value``. Raises CommandFailed."""
     if not pairs:
         return None
-    found = {}
+    headers = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise CommandFailed("--header must be NAME=VALUE")
-        found[name] = value
-    return found
+        headers[name] = value
+    return headers
 
 
 def value_of(text: str, *, as_text: bool, codec: str) -> Any:
@@ -350,9 +350,9 @@ def value_of(text: str, *, as_text: bool, codec: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         # The reason does not quote the value, which may be private.
-        why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        cause = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise CommandFailed(
-            f"the value is not JSON ({why}); to offer plain text, add --text"
+            f"the value is not JSON ({cause}); to offer plain text, add --text"
         ) from None
     except RecursionError:
         raise CommandFailed("the value is not JSON (nested too deeply)") from None

@@ -183,11 +183,11 @@ def moment_text(at: datetime | None, now: datetime, *, zone: bool = False) -> st
         return "-"
     distance = (at - now).total_seconds()
     local = _local(at)
-    shown = local.strftime("%H:%M:%S" if local.date() == _local(now).date() else "%Y-%m-%d %H:%M")
+    clock = local.strftime("%H:%M:%S" if local.date() == _local(now).date() else "%Y-%m-%d %H:%M")
     if zone:
-        shown += f" {local:%Z}"
+        clock += f" {local:%Z}"
     away = f"in {span(distance)}" if distance >= 0 else f"{span(-distance)} ago"
-    return f"{shown} ({away})"
+    return f"{clock} ({away})"
 
 
 def moment_cell(at: datetime | None, now: datetime) -> str:
@@ -196,14 +196,14 @@ def moment_cell(at: datetime | None, now: datetime) -> str:
         return "-"
     distance = abs((at - now).total_seconds())
     units = ((86_400, "d"), (3600, "h"), (60, "m"))
-    size, unit = next((each for each in units if distance >= 2 * each[0]), (1, "s"))
+    size, unit = next((unit_size for unit_size in units if distance >= 2 * unit_size[0]), (1, "s"))
     away = f"{distance / size:.0f}{unit}"
-    shown, today = _local(at), _local(now)
-    if shown.date() == today.date():
-        written = f"{shown:%H:%M:%S}"
+    local, today = _local(at), _local(now)
+    if local.date() == today.date():
+        date = f"{local:%H:%M:%S}"
     else:
-        written = f"{shown:%b %d %H:%M}" if shown.year == today.year else f"{shown:%Y-%m-%d}"
-    return f"{written} in {away}" if at >= now else f"{written} {away} ago"
+        date = f"{local:%b %d %H:%M}" if local.year == today.year else f"{local:%Y-%m-%d}"
+    return f"{date} in {away}" if at >= now else f"{date} {away} ago"
 
 
 def _local(at: datetime) -> datetime:
@@ -241,11 +241,13 @@ def sparkline(figures: Sequence[float], width: int = 60) -> str:
     """Draw figures as a line of bars, of at most ``width`` characters. Neighbours share one."""
     share = max(1, -(-len(figures) // width))
     sums = [sum(figures[at : at + share]) for at in range(0, len(figures), share)]
-    most = max(sums, default=0)
+    highest = max(sums, default=0)
     # A single message among millions is seen, too.
     return "".join(
-        _BARS[-(-int(each * 1000) * (len(_BARS) - 1) // int(most * 1000))] if each > 0 else _BARS[0]
-        for each in sums
+        _BARS[-(-int(total * 1000) * (len(_BARS) - 1) // int(highest * 1000))]
+        if total > 0
+        else _BARS[0]
+        for total in sums
     )
 
 
@@ -278,7 +280,7 @@ def text_of(fields: dict[str, Any]) -> str:
 
 
 @contextmanager
-def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+def progress(verb: str, *, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on a terminal if the work takes a while.
 
     Call what it yields with the number done and the total.
@@ -286,7 +288,7 @@ def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
     out = Console(stderr=True, highlight=False)
     # Leave room for the user's ^C: a line that the terminal breaks cannot be erased.
     out.width -= 2
-    if not shown or not sys.stderr.isatty() or out.is_dumb_terminal:
+    if not is_shown or not sys.stderr.isatty() or out.is_dumb_terminal:
         yield lambda _done, _total: None
         return
     began = time.monotonic()
@@ -301,7 +303,7 @@ def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
         expand=True,
         transient=True,
     )
-    task = bar.add_task(what, total=None)
+    task = bar.add_task(verb, total=None)
 
     def show(done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)

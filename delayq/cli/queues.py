@@ -200,17 +200,17 @@ def purge(
     async def act(client: Client) -> int:
         if not queue.is_reliable:
             return await DelayedInspector.of(client, queue.name).purge(state)
-        with progress("dropped", shown=not as_json) as show:
+        with progress("dropped", is_shown=not as_json) as show:
             return await (await queue.existing(client)).purge(state, progress=show)
 
-    async def left(client: Client) -> str:
+    async def remaining_text(client: Client) -> str:
         now, _ = await _stats(client, queue)
         return (
             f"{now.delayed + now.ready + now.leased:,} messages are left; run the command again to"
             " continue"
         )
 
-    dropped = with_client(url, act, interrupted=left)
+    dropped = with_client(url, act, interrupted=remaining_text)
     report(
         {"queue": queue.name, "state": state, "dropped": dropped},
         f"dropped: {dropped:,}",
@@ -250,12 +250,12 @@ async def _stats(client: Client, queue: FoundQueue) -> _Stats:
 
 
 async def _print_stats(client: Client, queue: FoundQueue, *, as_json: bool) -> None:
-    found, settings = await _stats(client, queue), await _settings(client, queue)
+    stats, settings = await _stats(client, queue), await _settings(client, queue)
     if as_json:
-        more = {"partitions": None} if settings is None else asdict(settings)
-        print_json({**_figures(queue, *found), **more})
+        more_facts = {"partitions": None} if settings is None else asdict(settings)
+        print_json({**_figures(queue, *stats), **more_facts})
     else:
-        show_fields(_lines(queue, *found, await clock(client), settings))
+        show_fields(_lines(queue, *stats, await clock(client), settings))
 
 
 async def _watch(client: Client, queue: FoundQueue, interval: float, *, as_json: bool) -> None:
@@ -265,12 +265,12 @@ async def _watch(client: Client, queue: FoundQueue, interval: float, *, as_json:
             await asyncio.sleep(interval)
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            found, now = await _stats(client, queue), await clock(client)
-            rows = _lines(queue, *found, now, await _settings(client, queue))
-            shown = table((queue.kind, queue.name), rows, wide=[queue.name])
-            shown.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C to stop"
-            shown.caption_justify = "left"
-            live.update(shown, refresh=True)
+            stats, now = await _stats(client, queue), await clock(client)
+            rows = _lines(queue, *stats, now, await _settings(client, queue))
+            drawing = table((queue.kind, queue.name), rows, wide=[queue.name])
+            drawing.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C to stop"
+            drawing.caption_justify = "left"
+            live.update(drawing, refresh=True)
             await asyncio.sleep(interval)
 
 

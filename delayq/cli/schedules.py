@@ -76,9 +76,9 @@ def schedules(
             "; without +scan, name a queue: delayq schedules NAME" if "'scan'" in str(error) else ""
         )
         raise CommandFailed(f"{error}{hint}") from error
-    found = every[:limit]
+    page = every[:limit]
     if as_json:
-        for name, schedule in found:
+        for name, schedule in page:
             print_json(
                 {
                     "queue": name,
@@ -93,15 +93,15 @@ def schedules(
                     "paused": schedule.paused,
                 }
             )
-    elif found:
+    elif page:
         columns = ("queue", "name", "when", "next", "last", "priority", "version")
-        rows = [[name, *_row(schedule, now)] for name, schedule in found]
+        rows = [[name, *_row(schedule, now)] for name, schedule in page]
         show_table(columns, rows, wide=["queue", "name"])
-        if len(every) > len(found):
-            say(f"{len(every) - len(found):,} more: use --limit, or name a queue")
+        if len(every) > len(page):
+            say(f"{len(every) - len(page):,} more: use --limit, or name a queue")
     else:
         say("no schedules")
-    raise typer.Exit(0 if found else 1)
+    raise typer.Exit(0 if page else 1)
 
 
 def unschedule(
@@ -142,12 +142,12 @@ def change_schedule(
 
 def _row(schedule: Schedule, now: datetime) -> list[str]:
     if schedule.every is not None:
-        when = f"every {span(schedule.every.total_seconds())}"
+        recurrence = f"every {span(schedule.every.total_seconds())}"
     else:
-        when = f"{schedule.cron} {schedule.timezone}"
+        recurrence = f"{schedule.cron} {schedule.timezone}"
     return [
         schedule.name,
-        when,
+        recurrence,
         "paused" if schedule.paused else moment_cell(schedule.next_at, now),
         moment_cell(schedule.last_at, now),
         str(schedule.priority),

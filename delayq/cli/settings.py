@@ -98,7 +98,7 @@ def configure(
     create: Annotated[
         bool, typer.Option("--create", help="Accept the name of a queue that has never been used.")
     ] = False,
-    where: Annotated[
+    reference: Annotated[
         str | None,
         typer.Option(
             "--from",
@@ -143,10 +143,10 @@ def configure(
         changes["limit"] = limit_of(limit, "--limit")
     if group_limit is not None:
         changes["group_limit"] = limit_of(group_limit, "--group-limit")
-    if where is not None:
+    if reference is not None:
         if create or any(change is not None for change in changes.values()):
             raise CommandFailed("--from takes the settings from the code: leave the others out")
-        return _configure_from(where, queue, url, dry_run=dry_run, as_json=as_json)
+        return _configure_from(reference, queue, url, dry_run=dry_run, as_json=as_json)
     if queue is None or dry_run:
         raise CommandFailed(
             "name a queue and settings, or an application: delayq configure mails --max-size 1000;"
@@ -209,12 +209,12 @@ def setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
 
 
 def _configure_from(
-    where: str, queue: Target | None, url: str | None, *, dry_run: bool, as_json: bool
+    reference: str, queue: Target | None, url: str | None, *, dry_run: bool, as_json: bool
 ) -> None:
     """Give the queues of a worker the settings that it declares, or only show them.
 
     Args:
-        where: The worker, as ``module:attribute``.
+        reference: The worker, as ``module:attribute``.
         queue: The only queue to change; None for all.
         url: The server, for a worker that names none; None for that of the environment.
         dry_run: Whether to change nothing.
@@ -222,14 +222,14 @@ def _configure_from(
     """
     # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
-    worker = import_worker(where)
+    worker = import_worker(reference)
     if url:
-        demand_no_server(worker, where)
+        demand_no_server(worker, reference)
     server = worker.server or server_of(url or os.environ.get(URL_VARIABLE))
     declared = worker.declared_settings()
     if queue is not None:
         if queue.name not in declared:
-            raise CommandFailed(f"{where} does not handle queue {queue.name!r}")
+            raise CommandFailed(f"{reference} does not handle queue {queue.name!r}")
         declared = {queue.name: declared[queue.name]}
 
     async def act(client: Client) -> bool:
@@ -245,7 +245,7 @@ def _configure_from(
                 )
                 count, complete = count + 1, complete and not error
         if not (count or as_json):
-            say(f"the server has what {where} declares")
+            say(f"the server has what {reference} declares")
         return complete
 
     if not with_client(server, act):
@@ -301,7 +301,7 @@ def repartition(
     async def act(client: Client) -> Repartition:
         queue.check_reliable("be moved to other partitions")
         await queue.check_existence(client)
-        with progress("moved", shown=not as_json) as show:
+        with progress("moved", is_shown=not as_json) as show:
 
             def report(state: Repartition) -> None:
                 nonlocal said_at

@@ -75,8 +75,8 @@ class Line:
             return 0
         if name == "dead":
             return self.depth.dead + (self.depth.quarantined or 0)
-        found: float = getattr(self.depth, name)
-        return found
+        figure: float = getattr(self.depth, name)
+        return figure
 
     @property
     def state(self) -> tuple[str, str]:
@@ -127,8 +127,10 @@ class View:
         room = max(1, height - _OTHER_LINES)
         self.first = max(0, min(self.first, len(self.lines) - room))
         title, by = ORDERS[self.order]
-        shown = sorted(self.lines, key=by)[self.first : self.first + room]
-        return Group(self._heading(), "", self._table(shown, title), "", self._footer(len(shown)))
+        visible = sorted(self.lines, key=by)[self.first : self.first + room]
+        return Group(
+            self._heading(), "", self._table(visible, title), "", self._footer(len(visible))
+        )
 
     def _heading(self) -> RenderableType:
         totals = "  ".join(
@@ -142,9 +144,9 @@ class View:
     def _table(self, lines: Sequence[Line], order: str) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for title in ("state", *(name for name, _ in ORDERS[1:])):
-            chosen = title == order or (title, order) == ("state", "trouble")
+            is_sort_column = title == order or (title, order) == ("state", "trouble")
             table.add_column(
-                words(title, "bold reverse" if chosen else "bold"),
+                words(title, "bold reverse" if is_sort_column else "bold"),
                 justify="left" if title in ("state", "queue") else "right",
                 # Only names become narrower.
                 no_wrap=title != "queue",
@@ -158,19 +160,20 @@ class View:
                 ["-"] * 4
                 if isinstance(line.depth, str)
                 else [
-                    f"{line.figure(each):,.0f}" for each in ("ready", "delayed", "leased", "dead")
+                    f"{line.figure(column):,.0f}"
+                    for column in ("ready", "delayed", "leased", "dead")
                 ]
             )
             rate = "-" if line.rate is None else f"{line.rate:+,.1f}" if line.rate else "0"
             table.add_row(words(state, style), cut(words(name)), *figures, rate)
         return table
 
-    def _footer(self, shown: int) -> RenderableType:
+    def _footer(self, count: int) -> RenderableType:
         if self.problem:
             return cut(words(self.problem, "bold red"))
         if not self.lines:
             return words("no queues")
-        last = self.first + shown
+        last = self.first + count
         return cut(
             words(
                 f"{self.first + 1}-{last} of {len(self.lines)} queues   left/right sort   up/down"
@@ -186,7 +189,7 @@ class Monitor:
 
     client: Client
     named: Sequence[FoundQueue]
-    _found: Sequence[FoundQueue] = ()
+    _queues: Sequence[FoundQueue] = ()
     _search_at: float = 0.0
     _past: dict[FoundQueue, deque[tuple[float, int]]] = field(default_factory=dict)
 
@@ -194,12 +197,12 @@ class Monitor:
         """Return every queue with its figures."""
         if not self.named and time.monotonic() >= self._search_at:
             began = time.monotonic()
-            self._found = await list_queues(self.client)
+            self._queues = await list_queues(self.client)
             took = time.monotonic() - began
             self._search_at = began + took + max(1.0, took * _SHARE)
-        queues = self.named or self._found
-        there = {*queues}
-        self._past = {queue: past for queue, past in self._past.items() if queue in there}
+        queues = self.named or self._queues
+        current = {*queues}
+        self._past = {queue: past for queue, past in self._past.items() if queue in current}
         return [await self._line(queue) for queue in queues]
 
     async def _line(self, queue: FoundQueue) -> Line:

@@ -48,7 +48,7 @@ async def redrive(board: Board, source: ReliableSource, form: Form) -> Response:
     elif not chosen:
         return see("dead", source, done="unchosen")
     else:
-        count = await source.redrive([place for place in chosen if source.has(place)])
+        count = await source.redrive([place for place in chosen if source.may_hold(place)])
     return see("dead", source, done="redriven", count=str(count))
 
 
@@ -58,7 +58,7 @@ async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
     elif not chosen:
         return see("dead", source, done="unchosen")
     else:
-        count = await source.purge_dead([place for place in chosen if source.has(place)])
+        count = await source.purge_dead([place for place in chosen if source.may_hold(place)])
     return see("dead", source, done="purged", count=str(count))
 
 

@@ -131,7 +131,7 @@ async def _groups(source: ReliableSource, chosen: _Filter) -> dict[str, Any]:
             (
                 group,
                 None
-                if group.cause == letters.OTHERS
+                if group.cause == letters.OTHER_CAUSES
                 else link("letters", source, None, **shown, cause=group.cause),
             )
             for group in groups

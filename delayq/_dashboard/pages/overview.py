@@ -65,7 +65,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     wanted, state = asked.get("q", ""), asked.get("state", "")
     offset = whole(asked.get("offset"))
     # By name.
-    known = await board.queues.known()
+    known = await board.queues.find_all()
     found = [each for each in known if wanted.casefold() in each[1].casefold()]
     ranked = len(found) <= _MOST_RANKED
     some = found if ranked else found[offset : offset + _PER_PAGE]

@@ -128,7 +128,7 @@ async def _chosen(source: AnySource, state: str, form: Form) -> list[Place]:
     chosen = form.places()
     if chosen is None:
         return await changes.places_in(source, state)
-    return [place for place in chosen if source.has(place)]
+    return [place for place in chosen if source.may_hold(place)]
 
 
 def see_changed(source: AnySource, state: str, done: str, changed: Changed) -> Response:

@@ -104,7 +104,7 @@ async def _look_at_all(
     work: _Progress,
 ) -> None:
     """Search all queues by name, from a name and kind on."""
-    known = sorted(await board.queues.known(), key=lambda each: (each[1], each[0]))
+    known = sorted(await board.queues.find_all(), key=lambda each: (each[1], each[0]))
     work.until = time.monotonic() + _SECONDS
     rest = [each for each in known if (each[1], each[0]) >= start]
     for place, (kind, name, partitions) in enumerate(rest):

@@ -56,7 +56,7 @@ async def _look(board: Board) -> tuple[list[Server], list[Finding]]:
         infos = await server_info.servers(board.session().server)
     except ServerRefused:
         infos = []
-    known = await board.queues.known()
+    known = await board.queues.find_all()
     queues = [FoundQueue(*each) for each in known[:_MOST_QUEUES]]
     findings = [finding async for finding in diagnose(board.client, queues)]
     return [Server(info) for info in infos], findings

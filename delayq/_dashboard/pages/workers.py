@@ -44,7 +44,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 
 async def _every(board: Board) -> list[ReliableSource]:
-    sources = [board.queues.of(*each) for each in await board.queues.known()]
+    sources = [board.queues.of(*each) for each in await board.queues.find_all()]
     return [source for source in sources if isinstance(source, ReliableSource)]
 
 

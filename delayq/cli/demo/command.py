@@ -215,10 +215,10 @@ class _Child:
     stderr: IO[bytes]
 
     async def follow(
-        self, note: Callable[..., None], until: Callable[[], bool] = lambda: False
+        self, note: Callable[..., None], is_complete: Callable[[], bool] = lambda: False
     ) -> None:
-        """Record the process's reports until ``until`` returns True or the process has ended."""
-        while not until() and (line := await self.stdout.readline()):
+        """Record the process's reports until ``is_complete`` says so, or the process ends."""
+        while not is_complete() and (line := await self.stdout.readline()):
             note(*json.loads(line))
 
     def failed(self) -> CommandFailed:

@@ -31,44 +31,44 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 # How long after its deadline a process whose parent is gone is ended by force, seconds.
-_MORE = 10.0
+_KILL_AFTER = 10.0
 
 
-def find(where: str, *, url: bool = False) -> delayq.Worker:
+def find(reference: str, *, url: bool = False) -> delayq.Worker:
     """Import the worker that ``module:attribute`` names, and check that it has a server. Raises
     CommandFailed.
 
     ``url``: the worker must use the address that the command was given.
     """
-    found = import_worker(where)
-    if found.needs_address and not os.environ.get(URL_VARIABLE):
+    worker = import_worker(reference)
+    if worker.needs_address and not os.environ.get(URL_VARIABLE):
         raise CommandFailed(
             f"no server given: set ${URL_VARIABLE}, or give the worker an address:"
             ' delayq.Worker("redis://..."); delayq.Worker("embedded:") starts a private one'
         )
     if url:
-        demand_no_server(found, where)
-    return found
+        demand_no_server(worker, reference)
+    return worker
 
 
-def demand_no_server(worker: delayq.Worker, where: str) -> None:
+def demand_no_server(worker: delayq.Worker, reference: str) -> None:
     """Raise CommandFailed if a worker names its server, so that --url cannot."""
     if not worker.needs_address:
         raise CommandFailed(
-            f"--url has no effect on {where}, which names its server itself: make it"
+            f"--url has no effect on {reference}, which names its server itself: make it"
             " delayq.Worker()"
         )
 
 
-def import_worker(where: str) -> delayq.Worker:
+def import_worker(reference: str) -> delayq.Worker:
     """Import the worker that ``module:attribute`` names. Raises CommandFailed."""
-    module_name, colon, attribute = where.partition(":")
+    module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise CommandFailed(
-            f"{where!r} is not of the form module:attribute, such as app.jobs:worker"
+            f"{reference!r} is not of the form module:attribute, such as app.jobs:worker"
         )
     try:
-        found: Any = importlib.import_module(module_name)
+        member: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (
             module_name == error.name or module_name.startswith(f"{error.name}.")
@@ -83,12 +83,12 @@ def import_worker(where: str) -> delayq.Worker:
         ) from None
     for name in attribute.split("."):
         try:
-            found = getattr(found, name)
+            member = getattr(member, name)
         except AttributeError:
             raise CommandFailed(f"module {module_name!r} has no attribute {attribute!r}") from None
-    if not isinstance(found, delayq.Worker):
-        raise CommandFailed(f"{where} is a {type(found).__name__}, not a delayq.Worker")
-    return found
+    if not isinstance(member, delayq.Worker):
+        raise CommandFailed(f"{reference} is a {type(member).__name__}, not a delayq.Worker")
+    return member
 
 
 def main() -> int:
@@ -100,18 +100,20 @@ def main() -> int:
     parser.add_argument("--burst", action="store_true")
     parser.add_argument("--metrics", metavar="HOST:PORT")
     parser.add_argument("--url", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
-    told = _Report(given.report)
+    parent = _Report(options.report)
     handler = logging.StreamHandler()
     handler.setFormatter(_LogLines("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
-        worker = find(given.where, url=given.url)
-        asyncio.run(_run(worker, given.lifeline, told, burst=given.burst, metrics=given.metrics))
+        worker = find(options.where, url=options.url)
+        asyncio.run(
+            _run(worker, options.lifeline, parent, burst=options.burst, metrics=options.metrics)
+        )
     except (CommandFailed, delayq.DelayqError) as error:
-        if told.tell(str(error)):
+        if parent.tell(str(error)):
             return 2
         traceback.print_exc()
         return 1
@@ -119,12 +121,14 @@ def main() -> int:
         return 130
     except Exception as error:  # noqa: BLE001 - a lifespan's, or a dependency's
         traceback.print_exc()
-        return 2 if told.tell(f"the worker could not start: {type(error).__name__}: {error}") else 1
+        return (
+            2 if parent.tell(f"the worker could not start: {type(error).__name__}: {error}") else 1
+        )
     return 0
 
 
 async def _run(
-    worker: delayq.Worker, lifeline: int, told: _Report, *, burst: bool, metrics: str | None
+    worker: delayq.Worker, lifeline: int, parent: _Report, *, burst: bool, metrics: str | None
 ) -> None:
     loop = asyncio.get_running_loop()
 
@@ -132,7 +136,7 @@ async def _run(
         # No process ever writes to it: this returns when the parent is gone.
         os.read(lifeline, 1)
         loop.call_soon_threadsafe(worker.stop)
-        time.sleep(worker.shutdown_timeout + _MORE)
+        time.sleep(worker.shutdown_timeout + _KILL_AFTER)
         os._exit(1)
 
     def ready() -> None:
@@ -141,7 +145,7 @@ async def _run(
             "queues": worker.queues,
             "concurrency": worker.concurrency,
         }
-        told.tell(f"ready {json.dumps(facts)}")
+        parent.tell(f"ready {json.dumps(facts)}")
 
     # A thread, because a handler may block the loop; a daemon, because it may wait forever.
     threading.Thread(target=wait_for_the_end, daemon=True, name="lifeline").start()

@@ -30,7 +30,7 @@ _PORTS = 65_536
 
 
 def worker(
-    where: Annotated[
+    reference: Annotated[
         str,
         typer.Argument(
             metavar="MODULE:ATTRIBUTE", help="The delayq.Worker to run, such as app.jobs:worker."
@@ -102,7 +102,7 @@ def worker(
     if watched and find_spec("watchfiles") is None:
         raise CommandFailed("watchfiles is missing: pip install 'delayq[reload]'")
     plan = Plan(
-        where=where,
+        reference=reference,
         processes=processes,
         url=url or None,
         burst=burst,
@@ -124,7 +124,7 @@ class Plan:
     """What to run, and how.
 
     Attributes:
-        where: The worker, as ``module:attribute``.
+        reference: The worker, as ``module:attribute``.
         processes: The number of processes.
         url: The server; None if the worker knows it.
         burst: Whether to end when nothing is due.
@@ -133,7 +133,7 @@ class Plan:
         as_json: Whether events are printed for programs.
     """
 
-    where: str
+    reference: str
     processes: int = 1
     url: str | None = None
     burst: bool = False
@@ -186,9 +186,9 @@ class Supervisor:
 
         try:
             async for changes in awatch(*self._plan.reload, watch_filter=PythonFilter()):
-                first, *others = sorted({Path(path).name for _, path in changes})
-                more = f" and {len(others)} more" if others else ""
-                self._say(f"{first}{more} changed: restarting the worker")
+                first, *other_files = sorted({Path(path).name for _, path in changes})
+                suffix = f" and {len(other_files)} more" if other_files else ""
+                self._say(f"{first}{suffix} changed: restarting the worker")
                 before, self._changed = self._changed, asyncio.Event()
                 before.set()
         except (OSError, RuntimeError) as error:
@@ -209,18 +209,18 @@ class Supervisor:
                 failures = 0
             failures += 1
             self._died += 1
-            how = (
+            ending = (
                 f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             )
             if self._plan.burst:
-                self._say(f"process {place} {how}")
+                self._say(f"process {place} {ending}")
                 return
             if self._plan.reload:
-                self._say(f"process {place} {how}; it is started again when the code changes")
+                self._say(f"process {place} {ending}; it is started again when the code changes")
                 await _first(self._stopping, changed)
                 continue
             wait = retry_delay(failures, base=0.5, most=30.0)
-            self._say(f"process {place} {how}; restarting it in {wait:.1f} s")
+            self._say(f"process {place} {ending}; restarting it in {wait:.1f} s")
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait)
             except TimeoutError:
@@ -229,7 +229,7 @@ class Supervisor:
     async def _run_once(self, place: int, changed: asyncio.Event) -> int:
         """Run one process, and return its exit status. Ask it to stop when the code changes."""
         theirs, lifeline = os.pipe()
-        report, told = os.pipe()
+        report, status_pipe = os.pipe()
         try:
             command = python("delayq.cli.worker.child")
             if self._plan.burst:
@@ -242,21 +242,21 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 "--",
-                self._plan.where,
+                self._plan.reference,
                 str(theirs),
-                str(told),
+                str(status_pipe),
                 env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 # The output of handlers must not be mixed with our JSON documents.
                 stdout=2 if self._plan.as_json else None,
-                pass_fds=(theirs, told),
+                pass_fds=(theirs, status_pipe),
                 # Ctrl-C is for this process, which passes it on.
                 process_group=0,
             )
             self._running.add(process)
             os.close(theirs)
-            os.close(told)
-            theirs = told = -1
+            os.close(status_pipe)
+            theirs = status_pipe = -1
             if self._stopping.is_set():
                 # A signal came while it started.
                 send(process, signal.SIGTERM if self._killed_by is None else signal.SIGKILL)
@@ -272,7 +272,7 @@ class Supervisor:
             self._tell(place, process.pid, "ended", {"status": status})
             return status
         finally:
-            for descriptor in (theirs, told, lifeline, report):
+            for descriptor in (theirs, status_pipe, lifeline, report):
                 if descriptor >= 0:
                     os.close(descriptor)
 
@@ -281,10 +281,10 @@ class Supervisor:
         to start.
         """
         loop = asyncio.get_running_loop()
-        said = asyncio.Event()
-        loop.add_reader(report, said.set)
+        reported = asyncio.Event()
+        loop.add_reader(report, reported.set)
         try:
-            await said.wait()
+            await reported.wait()
         finally:
             loop.remove_reader(report)
         with open(report, "rb", closefd=False) as lines:  # noqa: ASYNC230 - it is there already
@@ -307,14 +307,14 @@ class Supervisor:
             return
         self._introduced = True
         plan, queues = self._plan, facts["queues"]
-        shown = ", ".join(queues[:_MOST_QUEUES])
+        names = ", ".join(queues[:_MOST_QUEUES])
         if len(queues) > _MOST_QUEUES:
-            shown += f" and {len(queues) - _MOST_QUEUES} more"
-        each = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
+            names += f" and {len(queues) - _MOST_QUEUES} more"
+        suffix = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
         # Without the command's name, which introduces problems.
         tell(
-            f"{plan.where} handles {'queue' if len(queues) == 1 else 'queues'} {shown} of"
-            f" {facts['server']}, up to {facts['concurrency']:,} messages at a time{each}",
+            f"{plan.reference} handles {'queue' if len(queues) == 1 else 'queues'} {names} of"
+            f" {facts['server']}, up to {facts['concurrency']:,} messages at a time{suffix}",
             prefix="",
         )
 
@@ -333,13 +333,13 @@ class Supervisor:
         for process in self._running:
             send(process, number)
 
-    def _tell(self, place: int, pid: int, event: str, more: Mapping[str, Any]) -> None:
+    def _tell(self, place: int, pid: int, event: str, facts: Mapping[str, Any]) -> None:
         """Print an event, for programs."""
         if not self._plan.as_json:
             return
         # The reader may be gone, but the work continues.
         with suppress(OSError):
-            print_json({"process": place, "pid": pid, "event": event, **more})
+            print_json({"process": place, "pid": pid, "event": event, **facts})
 
     def _say(self, line: str) -> None:
         """Print a problem, for people."""
