@@ -72,7 +72,7 @@ WAKEUP_PLAN = Module(
         ),
         (
             "a reply out of date is believed",
-            "if knowledge != self.knowledge and self._has_callers()",
+            "if knowledge != self.knowledge and self.callers.want_messages()",
             "if False",
         ),
         (

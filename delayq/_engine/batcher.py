@@ -363,7 +363,7 @@ class Batcher(Generic[Item, Result]):
         )
         earlier = [self._repeating[other_batch] for other_batch in after]
         if give_up_at < math.inf:
-            # What has been tried is not repeated for as long as others wait to be sent.
+            # A call that was tried is repeated for less time than others wait to be sent.
             give_up_at -= self._server.waits_for - self._server.retry_for
             request = request._replace(until=give_up_at)
         self._repeating[batch] = self._background.spawn(

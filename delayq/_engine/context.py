@@ -1,4 +1,4 @@
-"""The services that the queues of a client share, except for the clock."""
+"""The services that queues are built from, and the counters that each of them keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Channels = Literal["notices", "summons", "notifications", "nothing"]
-"""What a client listens to of a queue: notices of due messages, calls for dormant clients, only
+"""The channels of a queue to which a client listens: its notices, calls for dormant clients, only
 notifications about its settings and single messages, which come with both, or nothing. After a
 client has listened to something, it receives the notifications until the queue is closed.
 """
@@ -58,3 +58,33 @@ class EngineContext:
     suspects: Suspects[Any] = field(default_factory=Suspects)
     listen: Callable[[Channels], None] = lambda _: None
     at_recheck: Callable[[Callable[[], bool]], object] = lambda _: None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Message counters of one queue on this client, from the moment the queue was opened.
+
+    Attributes:
+        offered: Messages stored.
+        delivered: Messages handed out.
+        acked: Messages acknowledged.
+        retried: Messages given back after a failure, to be tried again.
+        buried: Messages made dead letters by their holder.
+        released: Messages given back untouched by their holder.
+        lease_ended: Messages of a delayed queue found with their lease ended.
+        quarantined: Unreadable records of a delayed queue.
+        slots: Messages that workers handle at a time now, at most. The first partition counts for
+            all, because workers take from all of them alike.
+        free_slots: Return how many of them are free, one for each worker.
+    """
+
+    offered: int = 0
+    delivered: int = 0
+    acked: int = 0
+    retried: int = 0
+    buried: int = 0
+    released: int = 0
+    lease_ended: int = 0
+    quarantined: int = 0
+    slots: int = 0
+    free_slots: list[Callable[[], int]] = field(default_factory=list)

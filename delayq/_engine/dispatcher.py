@@ -156,7 +156,7 @@ class Dispatcher(Generic[Item]):
 
     Attributes:
         loop: The event loop.
-        timer: The client's timer.
+        services: The services the queue is built from.
         callers: Decides which caller gets what.
         contested_until: How long others would handle what is fetched ahead here, in seconds.
     """
@@ -179,10 +179,9 @@ class Dispatcher(Generic[Item]):
         policy_of: Returns the policy of the callers that may have an item.
         """
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.timer = services.timer
+        self.services: EngineContext = services
         self.callers: CallerQueue[Item] = CallerQueue(policy_of)
         self.contested_until: float = 0.0
-        self._services = services
         self._on_join = on_join
         self._on_last_left = on_last_left
         self._source_of = source_of
@@ -213,7 +212,7 @@ class Dispatcher(Generic[Item]):
         """
         return_queue = ReturnQueue(
             name,
-            services or self._services,
+            services or self.services,
             return_call=return_call,
             size=size,
             on_returned=on_returned,
@@ -290,7 +289,7 @@ class Dispatcher(Generic[Item]):
         self.callers.join(caller)
         self._on_join(nowait)
         if timeout is not None:
-            caller.timeout = self.timer.new_timeout(
+            caller.timeout = self.services.timer.new_timeout(
                 lambda _: self._expire(caller), ANSWER_WITHIN if nowait else timeout
             )
         return caller
@@ -389,7 +388,7 @@ class Dispatcher(Generic[Item]):
             if earlier <= deadline:
                 return
             timeout.cancel()
-        timeout = self.timer.new_timeout(self._on_gather_timeout, max(0.0, deadline - now))
+        timeout = self.services.timer.new_timeout(self._on_gather_timeout, max(0.0, deadline - now))
         self._gather_timeout = deadline, timeout
 
     def _on_gather_timeout(self, _: Timeout) -> None:

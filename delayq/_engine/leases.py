@@ -17,7 +17,7 @@ from delayq.errors import OutcomeUnknown, ServerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from delayq._engine.counters import Counters
+    from delayq._engine.context import Counters
     from delayq._engine.server_clock import ServerClock
     from delayq._redis.client import RedisClient
     from delayq._redis.scripts import Request

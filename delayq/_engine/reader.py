@@ -52,7 +52,7 @@ class Reader(Generic[Item]):
         self._fetching: WaitingCaller[Item] | None = None
         # Checks the pace after a moment, while items wait.
         self._watch: Timeout | None = None
-        # What :attr:`Batch.waited` was when the loop was last late.
+        # The value of :attr:`Batch.waited` when the loop was last late.
         self._late_waited = 0.0
 
     async def batches(
@@ -80,7 +80,9 @@ class Reader(Generic[Item]):
                 self._late_waited = 0.0
                 self._pace.begin_batch(count, started)
                 if self._watch is None and (count > 1 or ahead.fetching):
-                    self._watch = dispatcher.timer.new_timeout(self._check_pace, prefetch.WITHIN)
+                    self._watch = dispatcher.services.timer.new_timeout(
+                        self._check_pace, prefetch.WITHIN
+                    )
                 yield ahead
                 self._pace.end_batch(now() - started - ahead.waited)
 
@@ -171,7 +173,7 @@ class Reader(Generic[Item]):
                 if keep is not None:
                     self._return_all_but(keep)
             pace.begin_check(len(ahead), now)
-        self._watch = dispatcher.timer.new_timeout(self._check_pace, pace.check_at - now)
+        self._watch = dispatcher.services.timer.new_timeout(self._check_pace, pace.check_at - now)
 
     def _return_all_but(self, keep: int) -> None:
         """Return what is in hand and what is being fetched, except for the next ``keep`` items."""

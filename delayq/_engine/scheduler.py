@@ -137,7 +137,7 @@ class Scheduler:
         # Queues that the client listens to, or has listened to, and those to check soon.
         self._attended: dict[OpenQueue, None] = {}
         self._unchecked: dict[OpenQueue, None] = {}
-        # What queues have to do at the next re-check.
+        # Called at the next re-check, on behalf of queues.
         self._at_recheck: dict[Callable[[], bool], None] = {}
         self._acting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._acting.set_result(None)

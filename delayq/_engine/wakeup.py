@@ -60,7 +60,6 @@ class WakeupLoop:
         """
         self._name = name
         self._make_call = make_call
-        self._has_callers = has_callers
         self._now = services.clock.local
         self._timer = services.timer
         self._background = services.background
@@ -125,7 +124,9 @@ class WakeupLoop:
 
     def signature(self) -> str:
         """Return what the next call tells its script about us, as :meth:`Stagger.signature`."""
-        return self.plan.stagger.signature(self._now(), wants_messages=self._has_callers())
+        return self.plan.stagger.signature(
+            self._now(), wants_messages=self.plan.callers.want_messages()
+        )
 
     def more_is_due(self, summon: Callable[[int], Awaitable[object]]) -> None:
         """Summon dormant clients, if need be, because more is due than this client takes.

@@ -141,6 +141,19 @@ class _InFlight:
     has_messages: bool = False
 
 
+@dataclass(slots=True)
+class Callers:
+    """The callers of the queue on this client.
+
+    Attributes:
+        want_messages: Returns whether any of them wants messages as they come due.
+        have_come: Whether any has come since the last call of :meth:`WakeupPlan.on_no_callers`.
+    """
+
+    want_messages: Callable[[], bool]
+    have_come: bool = False
+
+
 class WakeupPlan:
     """Decides when one queue's calls are made.
 
@@ -151,6 +164,7 @@ class WakeupPlan:
 
     Attributes:
         stagger: This client's stagger.
+        callers: The callers on this client.
         failures: Number of calls that have failed since the last one that succeeded.
         knowledge: Grows whenever what we know may be out of date.
     """
@@ -169,15 +183,13 @@ class WakeupPlan:
         retry_delay: Returns the pause after a number of failures in a row, in seconds.
         """
         self.stagger: Stagger = stagger
+        self.callers: Callers = Callers(has_callers)
         self.failures: int = 0
         self.knowledge: int = 0
         # The knowledge that the last reply has confirmed; -1 if it told of more messages.
         self._confirmed = -1
         self._in_flight = _InFlight()
         self._clock = clock
-        self._has_callers = has_callers
-        # Whether any caller has come since the last call of on_no_callers().
-        self._callers_have_come = False
         self._retry_delay = retry_delay
         self._last_timeout = LastTimeout()
         # The call requested: for messages due by this moment, in us, or inf; None if there is none.
@@ -195,13 +207,13 @@ class WakeupPlan:
     def on_caller_joined(self) -> Actions:
         """Call for a caller that wants messages, unless we know that none is due yet."""
         if self.is_up_to_date:
-            self._callers_have_come = True
+            self.callers.have_come = True
             return ()
         return self.wake() + self.listen()
 
     def listen(self) -> Actions:
         """Listen for a caller that wants messages; in a crowd, only to summons."""
-        self._callers_have_come = True
+        self.callers.have_come = True
         if not self.stagger.is_dormant:
             return ()
         has_room = self.stagger.has_room(wants_messages=True)
@@ -212,7 +224,7 @@ class WakeupPlan:
         handles a message comes again. The next one has to ask the server.
         """
         self.forget()
-        have_come, self._callers_have_come = self._callers_have_come, False
+        have_come, self.callers.have_come = self.callers.have_come, False
         if have_come:
             return ()
         self.stagger.is_dormant = True
@@ -257,7 +269,7 @@ class WakeupPlan:
             # The notice, or an announcement that follows it, knows of anything else that it covers.
             delay = max(0.0, -self._clock.seconds_from_now(armed.due_us, now))
             actions += self._disarm()
-        self.stagger.on_notice(notice, delay, wants_messages=self._has_callers())
+        self.stagger.on_notice(notice, delay, wants_messages=self.callers.want_messages())
         return actions + self.on_next_due(notice.next_us, now)
 
     def on_recheck(
@@ -269,7 +281,7 @@ class WakeupPlan:
         that :meth:`Stagger.on_recheck` takes.
         """
         was_dormant = self.stagger.is_dormant
-        self.stagger.on_recheck(listeners, dormant, wants_messages=self._has_callers())
+        self.stagger.on_recheck(listeners, dormant, wants_messages=self.callers.want_messages())
         if not (was_dormant or self.stagger.is_dormant):
             return self.on_next_due(due_us, now)
         # A caller may have come or gone since we went dormant.
@@ -280,7 +292,7 @@ class WakeupPlan:
 
     def on_summons(self, number: int) -> Actions:
         """Act on a summons for this number of the dormant clients."""
-        if not self._has_callers() or not self.stagger.answers(number):
+        if not self.callers.want_messages() or not self.stagger.answers(number):
             return ()
         return self._leave_dormancy() + self.wake()
 
@@ -369,17 +381,17 @@ class WakeupPlan:
         armed = self._last_timeout.armed
         # The repetition of a failed call stays.
         cancel = self._disarm() if armed is not None and armed.last_us < math.inf else ()
-        return (*cancel, Listen("summons" if self._has_callers() else "nothing"))
+        return (*cancel, Listen("summons" if self.callers.want_messages() else "nothing"))
 
     def _repeat_if_outdated(self, knowledge: int) -> Actions:
         """Call again if a reply may be out of date while callers rely on it."""
-        return self.wake() if knowledge != self.knowledge and self._has_callers() else ()
+        return self.wake() if knowledge != self.knowledge and self.callers.want_messages() else ()
 
     def _call_at(self, due_us: int, now: float) -> Actions:
         """Arrange a call that arrives when it is ``due_us``, after our stagger."""
         if self._is_closed or self.stagger.is_dormant:
             return ()
-        stagger = self.stagger.delay(wants_messages=self._has_callers())
+        stagger = self.stagger.delay(wants_messages=self.callers.want_messages())
         if not stagger and self._clock.seconds_until_call(due_us, now) <= 0:
             # A timer would only take time.
             return self.wake(due_us)

@@ -13,8 +13,7 @@ from delayq.errors import LeaseLost, OutcomeUnknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._engine.context import EngineContext
-    from delayq._engine.counters import Counters
+    from delayq._engine.context import Counters, EngineContext
     from delayq._redisson.store import DelayedStore, Transferred
 
 _ACKS_AT_A_TIME = 200

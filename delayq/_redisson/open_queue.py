@@ -15,8 +15,7 @@ from delayq.stats import QueueDepth, QueueStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._engine.context import EngineContext
-    from delayq._engine.counters import Counters
+    from delayq._engine.context import Counters, EngineContext
     from delayq._engine.durability import Results
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue

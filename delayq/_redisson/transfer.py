@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from delayq._engine.counters import Counters
+from delayq._engine.context import Counters
 from delayq._engine.dispatcher import ClaimSource, Dispatcher
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._engine.wakeup import WakeupLoop

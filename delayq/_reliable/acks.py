@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable, Sequence
 
-    from delayq._engine.context import EngineContext
-    from delayq._engine.counters import Counters
+    from delayq._engine.context import Counters, EngineContext
     from delayq._redis.scripts import Request
     from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.replies import Claim

@@ -6,7 +6,7 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from delayq._engine.counters import Counters
+from delayq._engine.context import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._reliable.acks import Acknowledger
 from delayq._reliable.claims import Claims

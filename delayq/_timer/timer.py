@@ -92,10 +92,8 @@ class HashedWheelTimer:
         # One for all callbacks, and not that of the code that happened to set the alarm.
         self._context = contextvars.copy_context()
         self._alarm: Alarm | None = None
-        # The tick at which the loop will call, and the time at which it begins. No bucket is due
-        # before it.
+        # The tick at which the loop will call. No bucket is due before it.
         self._armed = _NEVER
-        self._due_at = math.inf
         self._next_slice: Cancellable | None = None
         self._wakeups = 0
         self._lag = 0.0
@@ -213,18 +211,16 @@ class HashedWheelTimer:
                 else LoopAlarm(self._loop, self._context)
             )
         self._armed = tick
-        self._due_at = self._wheel.time_of(tick)
-        self._alarm.set(self._due_at, self._wake)
+        self._alarm.set(self._wheel.time_of(tick), self._wake)
 
     def _wake(self) -> None:
         """Call the timeouts that have expired, and arm the timer for the next ones."""
-        self._armed = _BUSY
+        armed, self._armed = self._armed, _BUSY
         self._wakeups += 1
         # The loop may have woken us early: uvloop rounds its own timers to the nearest millisecond.
         now = self._clock()
-        if now > self._due_at:
-            self._lag += now - self._due_at
-        self._due_at = math.inf
+        if armed != _BUSY:
+            self._lag += max(0.0, now - self._wheel.time_of(armed))
         try:
             for timeout in self._wheel.expire(now):
                 callback = timeout._callback
