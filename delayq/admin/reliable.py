@@ -324,8 +324,8 @@ class ReliableInspector:
         """Make the next occurrence of a schedule due now. The one after it keeps its time.
 
         Returns:
-            Where the occurrence is, and its id; None if there is no such schedule, or none of its
-            occurrences waits.
+            The partition of the occurrence, and its id; None if there is no such schedule, or none
+            of its occurrences waits.
         """
         for store in await self.all_stores():
             record = await store.schedule_record(name)

@@ -1,4 +1,4 @@
-"""The commands ``history`` and ``workers``: what happens in reliable queues, and where."""
+"""The commands ``history`` and ``workers``: the events of reliable queues, and their processes."""
 
 from __future__ import annotations
 

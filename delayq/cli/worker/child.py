@@ -168,7 +168,7 @@ async def _metrics(host: str, port: str, worker: delayq.Worker) -> AsyncIterator
 
 
 class _LogLines(logging.Formatter):
-    """Formats log records. What a message or an error holds begins no line and controls nothing."""
+    """Formats log records. Text in messages and errors begins no line and controls no terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - by logging
         return clean(super().formatMessage(record))
