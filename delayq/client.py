@@ -19,6 +19,7 @@ from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.open_queue import OpenDelayedQueue
 from delayq._redisson.queue import MAX_PAYLOAD, DelayedQueue
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.settings import Settings, SettingsOptions, check_names
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from delayq._embedded.server import EmbeddedServer
     from delayq._engine.session import Session
-    from delayq._reliable.open_queue import OpenReliableQueue
     from delayq.codecs import Codec
     from delayq.instrumentation import Observer
     from delayq.stats import QueueDepth, QueueStats
@@ -543,10 +543,9 @@ class Client:
 
     def _open_queues(self) -> dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue]:
         """Return the open queues by kind and name."""
-        found: dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue] = {}
-        for each in self.session.scheduler.queues:
-            if isinstance(each, Partition):
-                found[each.kind, each.queue.name] = each.queue
-            elif isinstance(each, OpenDelayedQueue):
-                found[each.kind, each.name] = each
-        return found
+        queues: dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue] = {}
+        for opened in self.session.scheduler.queues:
+            queue = opened.queue if isinstance(opened, Partition) else opened
+            if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
+                queues[queue.kind, queue.name] = queue
+        return queues

@@ -18,14 +18,15 @@ from delayq._redis.hand_back import HandBack
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from delayq._engine.context import EngineContext
-    from delayq._engine.dispatcher import ClaimSource
+    from delayq._engine.dispatcher import ClaimSource, Dispatcher
     from delayq._engine.stagger import TransferNotice
-    from delayq._reliable.partition import Partition
+    from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy
+    from delayq._reliable.store import ReliableStore
 
 _log = logging.getLogger("delayq")
 
@@ -46,26 +47,47 @@ class Claims:
             ended.
     """
 
-    def __init__(self, partition: Partition, services: EngineContext) -> None:
-        self._partition = partition
+    def __init__(
+        self,
+        store: ReliableStore,
+        index: int,
+        services: EngineContext,
+        dispatcher: Dispatcher[Claim],
+        settings: KnownSettings,
+        *,
+        probe: Callable[[], None],
+        on_dropped: Callable[[Sequence[bytes]], None],
+    ) -> None:
+        """Args:
+        store: The partition's data on the server.
+        index: The partition's number.
+        services: The services the queue is built from.
+        dispatcher: The callers of the queue.
+        settings: The queue's settings.
+        probe: Finds out whether the partition has something due.
+        on_dropped: Called with the ids of occurrences that the server has dropped.
+        """
+        self._store = store
+        self._index = index
         self._services = services
-        dispatcher = partition.queue.dispatcher
+        self._settings = settings
+        self._on_dropped = on_dropped
         self.wakeups: WakeupLoop = WakeupLoop(
-            partition.name, self.run_once, services, lambda: dispatcher.callers.capacity > 0
+            store.keys.name, self.run_once, services, lambda: dispatcher.callers.capacity > 0
         )
         # A client that only offers needs no notifications.
         self.wakeups.plan.stagger.is_dormant = True
         self.source: ClaimSource[Claim] = dispatcher.add_source(
-            partition.name,
+            store.keys.name,
             self.wakeups.wake,
-            request_probe=lambda: partition.queue.probe([partition]),
+            request_probe=probe,
             return_call=self._releasing,
             on_returned=self._given_back,
             services=services,
         )
         # The calls have a key and a number, so that what the last one has handed out can be given
         # back if its answer is lost.
-        self._key = partition.keys.call(f"{secrets.token_hex(6)}-c")
+        self._key = store.keys.call(f"{secrets.token_hex(6)}-c")
         self._number = 0
         self._is_unsure = False
         # Once an answer was lost, the key keeps a call that is late from having any effect.
@@ -106,8 +128,6 @@ class Claims:
             ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting;
                 the others receive the error.
         """
-        partition = self._partition
-        settings, name = partition.queue.settings, partition.name
         try:
             await self._recover()
             await self.source.return_queue.drain(_RETURN_WITHIN)
@@ -123,7 +143,7 @@ class Claims:
                     claims, wait, now = await self._call(take, policy)
                 except SettingsChanged:
                     # They have the layout of another release, which this tells.
-                    await settings.after_refusal(partition.index)
+                    await self._settings.after_refusal(self._index)
                     continue
                 if claims or wait or not self._is_wanted:
                     break
@@ -132,13 +152,14 @@ class Claims:
                 await asyncio.sleep(0)
             self.source.end(claims, has_more=wait == 0)
             # Partitions take turns.
-            turn = CallOutcome.MORE_DUE if partition.queue.ids.partitions > 1 else 0
+            turn = CallOutcome.MORE_DUE if self._settings.stored.partitions > 1 else 0
             return due_us(now, wait) or turn
         except DelayqError as error:
             self.source.fail(error)
             raise
         except Exception as error:
             # Treat an unforeseen error as a failed call too, so that the call is retried.
+            name = self._store.keys.name
             _log.exception("queue %r: a claim failed", name, extra=about(name))
             failure = ServerUnavailable(f"a claim failed: {type(error).__name__}")
             self.source.fail(failure)
@@ -168,7 +189,7 @@ class Claims:
             async with asyncio.timeout(max(0.0, until - self._services.clock.local())):
                 await self._recover()
                 if self._number and not self._keeps_key:
-                    await self._partition.store.forget_calls([self._key])
+                    await self._store.forget_calls([self._key])
         await self.source.return_queue.aclose(max(0.0, until - self._services.clock.local()))
 
     async def _call(self, take: int, policy: Policy) -> tuple[list[Claim], int, int]:
@@ -189,7 +210,7 @@ class Claims:
             # Assume that the answer is lost until it has been read.
             self._number += 1
             self._is_unsure = True
-            reply = await self._partition.store.claim(
+            reply = await self._store.claim(
                 self._key,
                 self._number,
                 take,
@@ -205,7 +226,7 @@ class Claims:
             claims = reply.claims(
                 fresh,
                 policy,
-                self._partition.index,
+                self._index,
                 lambda moment_us: clock.local() + clock.seconds_until(moment_us),
             )
             # Until this returns, messages that join one that was alone do not begin.
@@ -227,19 +248,19 @@ class Claims:
         if reply.died:
             _log.warning(
                 "queue %r: %d messages became dead letters because their last lease ended",
-                self._partition.name,
+                self._store.keys.name,
                 reply.died,
-                extra=about(self._partition.name),
+                extra=about(self._store.keys.name),
             )
         if reply.dropped:
-            self._partition.recurrence.follow_up(reply.dropped)
+            self._on_dropped(reply.dropped)
         if claims:
             self.wakeups.transferred(reply.listeners)
         if reply.wait_us:
             # No message that was due by then is left.
             self.wakeups.handed_out(now)
         else:
-            self.wakeups.more_is_due(partial(self._partition.store.summon, take))
+            self.wakeups.more_is_due(partial(self._store.summon, take))
         if reply.is_held and len(claims) == take:
             # No free slot is announced to us: the next caller asks.
             self.wakeups.plan.forget()
@@ -267,12 +288,12 @@ class Claims:
         left_us = int(self._services.clock.seconds_until(claim.ends_us) * 1_000_000)
         # A lease that its holder has made longer stays so.
         lease_us = max(left_us, claim.policy.lease_us)
-        now_us, (is_ours,) = await self._partition.store.extend([claim], lease_us, alone=False)
+        now_us, (is_ours,) = await self._store.extend([claim], lease_us, alone=False)
         if is_ours:
             claim.ends_us = now_us + lease_us
 
     def _releasing(self, claims: Sequence[Claim]) -> HandBack:
-        return HandBack(self._partition.store.release_request(claims))
+        return HandBack(self._store.release_request(claims))
 
     async def _recover(self) -> None:
         """Give back what the last call claimed, if its answer was lost.
@@ -281,5 +302,5 @@ class Claims:
         """
         if self._is_unsure:
             self._keeps_key = True
-            await self._partition.store.release_call(self._key, self._number)
+            await self._store.release_call(self._key, self._number)
             self._is_unsure = False

@@ -1,4 +1,6 @@
-"""Ids that delayq generates for messages: twelve characters, sorted by the time they were made."""
+"""The ids of messages: those that delayq generates, of twelve characters, sorted by the time they
+were made; those of occurrences; and checks of the caller's own.
+"""
 
 from __future__ import annotations
 
@@ -95,6 +97,23 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+OCCURRENCE_DIGITS = 16
+"""The id of an occurrence of a recurring message ends in "@" and the microseconds since the epoch,
+which have sixteen digits from 2001 to 2286.
+"""
+
+
+def is_occurrence(id: bytes) -> bool:  # noqa: A002
+    """Return whether a message may be an occurrence, judging by its id."""
+    digits = id[-OCCURRENCE_DIGITS:]
+    return id[-OCCURRENCE_DIGITS - 1 : -OCCURRENCE_DIGITS] == b"@" and digits.isdigit()
+
+
+def schedule_of(occurrence: bytes) -> bytes:
+    """Return the name of the schedule to which the occurrence with this id belongs."""
+    return occurrence[: -OCCURRENCE_DIGITS - 1]
 
 
 def checked_id(id: str) -> str:  # noqa: A002

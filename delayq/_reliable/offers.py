@@ -18,13 +18,14 @@ from delayq.errors import ConfigurationError, ServerError, ServerRefused, Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._engine.context import EngineContext
+    from delayq._engine.context import Counters, EngineContext
     from delayq._engine.durability import Results, Unconfirmed
     from delayq._redis.client import RedisClient
     from delayq._redis.durability import Durability, WaitingServer
     from delayq._redis.scripts import Request
+    from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.new_message import NewMessage
-    from delayq._reliable.partition import Partition
+    from delayq._reliable.store import ReliableStore
     from delayq.errors import OutcomeUnknown
 
 # Maximum number of messages, and of bytes, that share one script call: a script blocks the whole
@@ -41,9 +42,32 @@ class ReliableOffers:
             large as its content; the result is the status that ``offer.lua`` returns for it.
     """
 
-    def __init__(self, partition: Partition, services: EngineContext) -> None:
-        self._partition = partition
-        self._store = partition.store
+    def __init__(
+        self,
+        store: ReliableStore,
+        index: int,
+        services: EngineContext,
+        settings: KnownSettings,
+        counters: Counters,
+        *,
+        wake: Callable[[], object],
+        report_soon: Callable[[], object],
+    ) -> None:
+        """Args:
+        store: The partition's data on the server.
+        index: The partition's number.
+        services: The services the queue is built from.
+        settings: The queue's settings.
+        counters: Counts what is stored.
+        wake: Lets this client look for messages.
+        report_soon: Reports what was counted at the next re-check.
+        """
+        self._store = store
+        self._index = index
+        self._settings = settings
+        self._counters = counters
+        self._wake = wake
+        self._report_soon = report_soon
         self._background = services.background
         self._used: list[str] = []
         self._warned_of_refusal = False
@@ -86,7 +110,7 @@ class ReliableOffers:
             if not number:
                 self._used += calls
             number += 1
-            settings = self._partition.queue.settings.stored
+            settings = self._settings.stored
             return self._store.offer_request(calls[slot], number, settings, messages)
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
@@ -94,13 +118,13 @@ class ReliableOffers:
             outcomes = offered.outcomes
             if not offered.announced:
                 # At least this client looks.
-                self._partition.wake()
+                self._wake()
                 if not self._warned_of_refusal:
                     self._warned_of_refusal = True
                     warn_of_refusal(self._store.keys.name)
             # Stored as a new message, or in place of an earlier one.
-            self._partition.counters.offered += outcomes.count(1) + outcomes.count(2)
-            self._partition.queue.reports.report_soon()
+            self._counters.offered += outcomes.count(1) + outcomes.count(2)
+            self._report_soon()
             return outcomes
 
         return Batcher(
@@ -127,7 +151,7 @@ class ReliableOffers:
             self._unsure.add(call)
             if request.until is not None and asyncio.get_running_loop().time() >= request.until:
                 raise lost
-        settings = self._partition.queue.settings
+        settings = self._settings
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
             for _ in range(MOST_TRIES):
@@ -140,7 +164,7 @@ class ReliableOffers:
                     again = self._store.offer_request(call, number, known, messages)
                     return await server.run(*again._replace(until=request.until))
                 except SettingsChanged:
-                    await settings.after_refusal(self._partition.index)
+                    await settings.after_refusal(self._index)
             return await server.run(*request)
         except (ServerUnavailable, ServerRefused, ConfigurationError) as error:
             # Whatever happened to this try, an earlier one may have been carried out.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import zip_longest
@@ -11,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from delayq._engine.dispatcher import Dispatcher
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.id_source import IdSource
-from delayq._reliable.ids import new_block, new_id
+from delayq._reliable.ids import is_occurrence, new_block, new_id
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.notifications import MessageNotifications
+from delayq._reliable.outcomes import Outcome
 from delayq._reliable.partition import Partition
 from delayq._reliable.placement import endings_in, home_of, partition_of
 from delayq._reliable.probes import Probes
-from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.reports import Reports
 from delayq._reliable.store import PAGE, ReliableStore
-from delayq.errors import Closed, DelayqError, ServerError
+from delayq.errors import Closed, DelayqError, ResultTimeout, ServerError
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         Callable,
         Collection,
         Container,
-        Iterable,
         Iterator,
         Sequence,
     )
@@ -50,18 +50,25 @@ class OpenReliableQueue:
     """An open reliable queue, in one or more partitions.
 
     Attributes:
-        opened: The partitions, in order. Behind them may be some that the queue had before it was
-            given fewer while nothing was in it.
+        name: The queue's name.
+        closed: Whether the queue was closed.
+        loop: The client's event loop.
+        partitions: The partitions, in order. The first one has the queue's own keys.
+        opened_partitions: The same, and behind them any that the queue had before it was given
+            fewer while nothing was in it.
         dispatcher: The callers that wait for messages, whichever partition they come from.
         ids: Generates the ids of new messages.
         settings: The queue's settings on the server, as far as this client knows them.
-        given: The settings that handles on this client were given, each by the first that has it.
+        handle_settings: The settings that handles on this client were given, each by the first that
+            has it.
         codec: The first codec that a handle on this client was given.
         services: The services the queue is built from.
         closing: A future that is done from the moment when the queue is closed.
-        news: Notifications about single messages.
+        notifications: Notifications about single messages.
         reports: The reports of this client about its work.
     """
+
+    kind: Literal["reliable"] = "reliable"
 
     def __init__(
         self,
@@ -71,55 +78,40 @@ class OpenReliableQueue:
         scheduler: Scheduler,
         services: EngineContext,
     ) -> None:
-        self._open_partition: Callable[[int], Partition] = lambda place: scheduler.open(
-            keys_of(place).wake, lambda services: Partition(self, place, keys_of(place), services)
+        self._open_partition: Callable[[int], Partition] = lambda index: scheduler.open(
+            keys_of(index).wake, lambda services: Partition(self, index, keys_of(index), services)
         )
         first = keys_of(0)
+        store = ReliableStore(services.server, first)
+        self.name: str = first.name
+        self.closed: bool = False
         self.services: EngineContext = services
         self.handle_settings: Settings = given
         self.codec: Codec[Any] | None = None
-        self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.closing: asyncio.Future[None] = self.loop.create_future()
         self.settings: KnownSettings = KnownSettings(
             name,
-            lambda place: ReliableStore(services.server, keys_of(place) if place else first),
+            lambda index: ReliableStore(services.server, keys_of(index)) if index else store,
             services.background,
-            self._settings_changed,
+            self._on_settings_changed,
         )
         self.dispatcher: Dispatcher[Claim] = Dispatcher(
             services,
-            on_join=self._ask,
+            on_join=self._on_caller_joined,
             source_of=lambda claim: claim.partition,
             policy_of=lambda claim: claim.policy,
         )
-        self.notifications: MessageNotifications = MessageNotifications(self)
-        self.reports: Reports = Reports(self, services)
+        self.notifications: MessageNotifications = MessageNotifications(services, self.closing)
+        self.reports: Reports = Reports(
+            store, services, self.settings, stats=self.stats, oldest=self._oldest
+        )
+        self._probes = Probes(name, scheduler, services, self.dispatcher, self.settings)
         self.opened_partitions: list[Partition] = [Partition(self, 0, first, services)]
-        self.ids: IdSource = IdSource(self)
-        self._looks = Probes(self, scheduler)
-
-    @property
-    def partitions(self) -> list[Partition]:
-        """The partitions of the queue, in order. The first one has the queue's own keys."""
-        return self.opened_partitions[: self.ids.partitions]
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self.opened_partitions[0].name
-
-    @property
-    def closed(self) -> bool:
-        """Whether the queue was closed."""
-        return self.opened_partitions[0].closed
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The client's event loop."""
-        return self.closing.get_loop()
-
-    @property
-    def kind(self) -> Literal["reliable"]:
-        return "reliable"
+        self.partitions: list[Partition] = self.opened_partitions[:]
+        # Those whose last calls have ended.
+        self._ended_partitions: set[int] = set()
+        self.ids: IdSource = IdSource(self.opened_partitions, self.is_unreachable)
 
     def check_open(self) -> None:
         """Raise :class:`~delayq.Closed` if the queue was closed."""
@@ -132,12 +124,12 @@ class OpenReliableQueue:
         """Return the partition of a message, unless it has a group and an id of the caller's
         own.
         """
-        number = self.ids.partitions
-        return self.opened_partitions[partition_of(id, number) if number > 1 else 0]
+        partitions = self.partitions
+        return partitions[partition_of(id, len(partitions)) if len(partitions) > 1 else 0]
 
     def home_of(self, name: str) -> Partition:
         """Return the partition in which a schedule lies, or all messages of a group."""
-        return self.opened_partitions[home_of(name, self.ids.partitions)]
+        return self.partitions[home_of(name, len(self.partitions))]
 
     def candidates(self, id: str) -> list[Partition]:  # noqa: A002
         """Return the partitions in which a message may lie, that of its id first.
@@ -149,29 +141,28 @@ class OpenReliableQueue:
         return [first, *(partition for partition in self.partitions if partition is not first)]
 
     async def search(
-        self, places: Callable[[], Sequence[Partition]], of: Callable[[Partition], Awaitable[R]]
+        self,
+        candidates: Callable[[], Sequence[Partition]],
+        read: Callable[[Partition], Awaitable[R]],
     ) -> R | None:
         """Ask the partitions in which something may lie, one after the other.
 
         Returns the first answer that is not false; None if there is none.
         """
         while True:
-            number = self.settings.stored.partitions
-            for partition in places():
-                if found := await self.settings.repeat(partial(of, partition)):
-                    return found
-            # A client that was not notified may have asked the wrong partitions.
-            stored = await self.settings.read()
-            stored.check_at_rest(self.name)
-            if stored.partitions == number:
+            count = self.settings.stored.partitions
+            for partition in candidates():
+                if answer := await self.settings.repeat(partial(read, partition)):
+                    return answer
+            if not await self._has_other_partitions(count):
                 return None
 
     async def change(
         self,
         ids: Sequence[str],
-        of: Callable[[ReliableStore, Sequence[str]], Awaitable[list[bool]]],
+        call: Callable[[ReliableStore, Sequence[str]], Awaitable[list[bool]]],
     ) -> list[bool]:
-        """Change messages wherever they lie, and return which of them ``of`` has changed.
+        """Change messages wherever they lie, and return which of them ``call`` has changed.
 
         The partitions are asked as in :meth:`search`.
 
@@ -181,67 +172,115 @@ class OpenReliableQueue:
         changed: dict[str, bool] = dict.fromkeys(ids, False)
         try:
             while True:
-                number = self.settings.stored.partitions
-                places = [self.candidates(id) for id in changed]  # noqa: A001
-                for partitions in zip_longest(*places):
+                count = self.settings.stored.partitions
+                candidates = [self.candidates(id) for id in changed]  # noqa: A001
+                for partitions in zip_longest(*candidates):
                     parts: dict[Partition, list[str]] = {}
                     for id, partition in zip(changed, partitions, strict=True):  # noqa: A001
                         if partition is not None and not changed[id]:
                             parts.setdefault(partition, []).append(id)
-                    for partition, some in parts.items():
-                        for first in range(0, len(some), PAGE):
-                            page = some[first : first + PAGE]
-                            done = await self.settings.repeat(partial(of, partition.store, page))
-                            changed.update(zip(page, done, strict=True))
-                if all(changed.values()):
-                    break
-                # A client that was not notified may have asked the wrong partitions.
-                stored = await self.settings.read()
-                stored.check_at_rest(self.name)
-                if stored.partitions == number:
+                    for partition, part in parts.items():
+                        for at in range(0, len(part), PAGE):
+                            page = part[at : at + PAGE]
+                            replies = await self.settings.repeat(
+                                partial(call, partition.store, page)
+                            )
+                            changed.update(zip(page, replies, strict=True))
+                if all(changed.values()) or not await self._has_other_partitions(count):
                     break
         except ServerError as error:
             raise half_way(error, sum(changed.values())) from error.__cause__
         return [changed[id] for id in ids]  # noqa: A001
 
-    async def for_each_partition(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
-        """Call ``of`` for every partition concurrently, and return the results.
+    async def outcome(self, id: str, timeout: float | None) -> Outcome:  # noqa: A002
+        """Return the end of a message. Without records, the message may still be alive.
+
+        Args:
+            id: The message's id.
+            timeout: How long to wait, in seconds; None for no limit, 0 to read it once.
+
+        Raises:
+            ResultTimeout: It has not ended yet; or the server did not answer.
+            ServerError: With a ``timeout`` of 0, or if the server refuses the call.
+            Closed: The queue was closed.
+        """
+        if timeout == 0:
+            outcome = await self._read_outcome(id, 0)
+            if outcome.is_pending:
+                raise ResultTimeout(id, 0.0)
+            return outcome
+        for partition in self.partitions:
+            partition.listen()
+        return await self.notifications.wait_for_outcome(id, timeout, self._read_outcome)
+
+    async def _read_outcome(self, id: str, remember_us: int) -> Outcome:  # noqa: A002
+        """Return the end of a message, or that it lives.
+
+        The server remembers for ``remember_us`` that this client waits.
+        """
+        while True:
+            count, outcomes = self.settings.stored.partitions, list[Outcome]()
+            first, *others = self.candidates(id)
+            for partitions in ([first], others):
+                for partition in partitions:
+                    outcome = await self.settings.repeat(
+                        partial(partition.store.await_end, id, remember_us)
+                    )
+                    if outcome.is_live:
+                        return outcome
+                    outcomes.append(outcome)
+                newest = max(outcomes, key=lambda outcome: outcome.moment_us)
+                if newest.moment_us:
+                    return newest
+            if not await self._has_other_partitions(count):
+                return newest
+
+    async def _has_other_partitions(self, count: int) -> bool:
+        """Return whether the queue has got another number of partitions than ``count``: a client
+        that was not notified may have asked the wrong ones.
+        """
+        stored = await self.settings.read()
+        stored.check_at_rest(self.name)
+        return stored.partitions != count
+
+    async def for_each_partition(self, call: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
+        """Make a call for every partition concurrently, and return the results.
 
         Repeats the calls as :meth:`with_all_partitions` does. Waits for all, then raises the first
         error.
         """
 
-        async def each(partitions: Sequence[Partition]) -> Sequence[R]:
-            outcomes = await asyncio.gather(*map(of, partitions), return_exceptions=True)
+        async def call_each(partitions: Sequence[Partition]) -> Sequence[R]:
+            outcomes = await asyncio.gather(*map(call, partitions), return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
             return outcomes  # type: ignore[return-value]  # none is an error
 
-        return await self.with_all_partitions(each)
+        return await self.with_all_partitions(call_each)
 
-    async def with_all_partitions(self, of: Callable[[Sequence[Partition]], Awaitable[R]]) -> R:
-        """Call ``of`` for all partitions together, and return its result.
+    async def with_all_partitions(self, call: Callable[[Sequence[Partition]], Awaitable[R]]) -> R:
+        """Make a call for all partitions together, and return its result.
 
-        If the queue has got other partitions meanwhile, call it for all of them again, so that none
-        is missed.
+        If the queue has got other partitions meanwhile, repeat it for all of them, so that none is
+        missed.
         """
         while True:
-            number = self.settings.stored.partitions
-            result = await self.settings.repeat(lambda: of(self.partitions))
+            count = self.settings.stored.partitions
+            result = await self.settings.repeat(lambda: call(self.partitions))
             # The calls were made, whatever becomes of this one.
             with suppress(DelayqError):
                 await self.settings.read()
             self.settings.stored.check_at_rest(self.name)
-            if self.settings.stored.partitions == number:
+            if self.settings.stored.partitions == count:
                 return result
 
     def new_id_in(self, partition: Partition) -> str:
         """Generate an id for a message of a group, which lies in a certain partition."""
-        number = self.settings.stored.partitions
+        count = self.settings.stored.partitions
         while True:
             beginning, _ = new_block()
-            if endings := endings_in(beginning, partition.index, number):
+            if endings := endings_in(beginning, partition.index, count):
                 return beginning + endings[0]
 
     def new_id(self, failed: Container[Partition] = ()) -> str:
@@ -249,12 +288,12 @@ class OpenReliableQueue:
 
         Of ``failed`` partitions, it is known that they are not.
         """
-        chosen = new_id()
+        id = new_id()  # noqa: A001
         for _ in range(10 * len(self.partitions)):
-            if not self.is_unreachable(self.partition_of(chosen), failed):
+            if not self.is_unreachable(self.partition_of(id), failed):
                 break
-            chosen = new_id()
-        return chosen
+            id = new_id()  # noqa: A001
+        return id
 
     def are_unreachable(self, failed: Collection[Partition]) -> bool:
         """Return whether no partition for new messages is available, as far as we know."""
@@ -271,32 +310,39 @@ class OpenReliableQueue:
 
     async def take(self, count: int, wait: float | None, policy: Policy) -> list[Numbered[Claim]]:
         """Take due messages, as :meth:`Dispatcher.take` does, and follow up those that recur."""
-        until = None if wait is None else self.loop.time() + wait
+        deadline = None if wait is None else self.loop.time() + wait
+        remaining = wait
         while True:
-            left = None if until is None else max(0.0, until - self.loop.time()) if wait else 0.0
-            taken = await self.dispatcher.take(count, left, policy)
-            kept = await self.advance_schedules(taken)
-            if kept or not taken:
-                return kept
+            items = await self.dispatcher.take(count, remaining, policy)
+            for _, claim in items:
+                # A call for each would cost more than the search for an "@".
+                if b"@" in claim.id and is_occurrence(claim.id):
+                    break
+            else:
+                return items
+            if items := await self.advance_schedules(items):
+                return items
+            if deadline is not None:
+                remaining = max(0.0, deadline - self.loop.time()) if wait else 0.0
 
     async def advance_schedules(self, taken: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.
 
         Returns the messages to hand out.
         """
-        # A call for each would cost more than the look for an "@".
-        for place in {
-            claim.partition for _, claim in taken if b"@" in claim.id and is_occurrence(claim.id)
-        }:
-            taken = await self.opened_partitions[place].recurrence.begin(taken)
+        indices = {claim.partition for _, claim in taken if is_occurrence(claim.id)}
+        for index in indices:
+            taken = await self.opened_partitions[index].recurrence.advance(taken)
         return taken
 
-    def _ask(self, insist: bool) -> None:
+    def _on_caller_joined(self, insist: bool) -> None:
         """Look for messages for a caller that has joined."""
-        for partition in self.partitions:
-            partition.listen()
-        if len(self.partitions) == 1:
-            wakeups = self.partitions[0].wakeups
+        partitions = self.partitions
+        for partition in partitions:
+            if not partition.is_listening:
+                partition.listen()
+        if len(partitions) == 1:
+            wakeups = partitions[0].wakeups
             if insist:
                 wakeups.wake()
             else:
@@ -304,12 +350,12 @@ class OpenReliableQueue:
             return
         unknown = [
             partition
-            for number in self.dispatcher.callers.unprobed_sources()
-            if not (partition := self.opened_partitions[number]).wakeups.plan.is_up_to_date
+            for index in self.dispatcher.callers.unprobed_sources()
+            if not (partition := self.opened_partitions[index]).wakeups.plan.is_up_to_date
         ]
         if not insist:
-            for each in self.partitions:
-                each.wakeups.listen()
+            for partition in partitions:
+                partition.wakeups.listen()
         if unknown:
             self.probe(unknown)
         self.dispatcher.request_claims()
@@ -319,9 +365,9 @@ class OpenReliableQueue:
         for partition in self.partitions:
             self.dispatcher.callers.assume_items(partition.claims.source)
 
-    def probe(self, partitions: list[Partition]) -> None:
+    def probe(self, partitions: Sequence[Partition]) -> None:
         """Find out which of several partitions have something due."""
-        self._looks.request(partitions)
+        self._probes.request(partitions)
 
     async def flush(self) -> None:
         """Wait for the answers to all acknowledgements sent before now."""
@@ -333,7 +379,7 @@ class OpenReliableQueue:
         """Wait until no claim is in flight and everything given back has arrived, for at most
         ``within`` seconds each.
         """
-        await asyncio.gather(*(each.claims.quiet(within) for each in self.partitions))
+        await asyncio.gather(*(partition.claims.quiet(within) for partition in self.partitions))
 
     @property
     def acks_in_flight(self) -> int:
@@ -342,30 +388,31 @@ class OpenReliableQueue:
 
     # The partitions
 
-    def _settings_changed(self, stored: StoredSettings) -> None:
+    def _on_settings_changed(self, stored: StoredSettings) -> None:
         if self.closed:
             # It opens no more partitions.
             return
-        if stored.partitions != self.ids.partitions:
-            for partition in self.opened_partitions:
+        if stored.partitions != len(self.partitions):
+            opened = self.opened_partitions
+            for partition in opened:
                 partition.offers.recall()
-            for place in range(len(self.opened_partitions), stored.partitions):
-                self.opened_partitions.append(self._open_partition(place))
+            opened += map(self._open_partition, range(len(opened), stored.partitions))
+            self.partitions = opened[: stored.partitions]
             self.ids.settings_changed(stored.partitions)
         self.on_limits_changed(self.partitions)
 
-    def on_limits_changed(self, partitions: Iterable[Partition]) -> None:
+    def on_limits_changed(self, partitions: Sequence[Partition]) -> None:
         """Look for messages in these partitions again, because limits may let more run."""
         for partition in partitions:
             partition.wakeups.plan.forget()
         if self.dispatcher.callers.capacity:
-            self._ask(False)
+            self._on_caller_joined(False)
 
     async def depth(self) -> QueueDepth:
         """Return the number of messages in each state."""
         await self.settings.learn({})
         return QueueDepth.total(
-            await asyncio.gather(*(each.store.depth() for each in self.partitions))
+            await asyncio.gather(*(partition.store.depth() for partition in self.partitions))
         )
 
     @contextmanager
@@ -376,25 +423,38 @@ class OpenReliableQueue:
             slots: The slots of the worker.
             free: Returns how many of them are free.
         """
-        self.partitions[0].listen()
-        counters = self.partitions[0].counters
-        counters.slots += slots
-        counters.free_slots.append(free)
+        first = self.partitions[0]
+        first.listen()
+        first.counters.slots += slots
+        first.counters.free_slots.append(free)
         try:
             yield
         finally:
-            counters.slots -= slots
-            counters.free_slots.remove(free)
-            self.reports.look(at_once=True)
+            first.counters.slots -= slots
+            first.counters.free_slots.remove(free)
+            self.reports.report(at_once=True)
 
     def stats(self) -> QueueStats:
         """Return what this client has done with the queue."""
         return QueueStats.total([partition.stats() for partition in self.partitions])
 
+    def _oldest(self, limit: int) -> list[Claim]:
+        """Return up to ``limit`` of the messages that are being handled, those begun first."""
+        claims = (claim for partition in self.partitions for claim in partition.oldest(limit))
+        return heapq.nsmallest(limit, claims, key=lambda claim: claim.begun_at)
+
     def close(self, last: LastCalls) -> None:
         """Start nothing new, and end every waiting call, when the first partition is closed."""
-        if not self.closing.done():
+        if not self.closed:
+            self.closed = True
             self.closing.set_result(None)
+            self.reports.close()
             for partition in self.opened_partitions:
                 partition.claims.close()
             self.dispatcher.close(last)
+
+    async def on_partition_closed(self, index: int, deadline: float) -> None:
+        """Report what remains, once the last calls of all partitions have ended."""
+        self._ended_partitions.add(index)
+        if len(self._ended_partitions) >= len(self.partitions):
+            await self.reports.aclose(deadline)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from delayq._engine.context import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
@@ -16,15 +16,20 @@ from delayq._reliable.store import ReliableStore
 from delayq.stats import QueueStats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delayq._engine.context import EngineContext
+    from delayq._engine.dispatcher import Dispatcher
     from delayq._engine.server_clock import ServerClock
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.hand_back import LastCalls
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.known_settings import KnownSettings
+    from delayq._reliable.notifications import MessageNotifications
     from delayq._reliable.replies import Claim
+    from delayq._reliable.reports import Reports
 
 # Announced on the channel of the settings by cancel.lua, like each new epoch by configure.lua.
 _CANCELLED = b"cancelled"
@@ -32,55 +37,113 @@ _CANCELLED = b"cancelled"
 _FINISHED = b"finished"
 
 
+class PartitionOwner(Protocol):
+    """What a partition needs of the open queue that it belongs to."""
+
+    settings: KnownSettings
+    dispatcher: Dispatcher[Claim]
+    notifications: MessageNotifications
+    reports: Reports
+
+    @property
+    def name(self) -> str: ...
+
+    def probe(self, partitions: Sequence[Partition]) -> None:
+        """Find out which of several partitions have something due."""
+        ...
+
+    def on_limits_changed(self, partitions: Sequence[Partition]) -> None:
+        """Look for messages in these partitions again, because limits may let more run."""
+        ...
+
+    def close(self, last: LastCalls) -> None:
+        """Start nothing new in any partition."""
+        ...
+
+    async def on_partition_closed(self, index: int, deadline: float) -> None:
+        """Report what remains, once the last calls of all partitions have ended."""
+        ...
+
+
 class Partition:
-    """A partition: stores its messages, claims them and settles them.
+    """A partition: stores its messages, claims them and acknowledges them.
 
     Attributes:
         queue: The queue that it belongs to.
         index: Its number, from 0.
         keys: Its keys.
+        name: Its name on this client.
         store: Its data on the server.
+        clock: The clock of its server.
         counters: Counts of what was done.
         claims: Claims due messages for the callers that wait.
+        wakeups: Decides when to claim.
         offers: Stores messages.
+        is_listening: Whether this client listens to the queue, or has listened to it.
         closed: Whether the queue was closed.
     """
 
+    kind: Literal["reliable"] = "reliable"
+    unit_us: int = 1
+
     def __init__(
-        self, queue: OpenReliableQueue, index: int, keys: ReliableKeys, services: EngineContext
+        self, queue: PartitionOwner, index: int, keys: ReliableKeys, services: EngineContext
     ) -> None:
-        self.queue: OpenReliableQueue = queue
+        self.queue: PartitionOwner = queue
         self.index: int = index
         self.keys: ReliableKeys = keys
+        self.name: str = keys.name
         self.store: ReliableStore = ReliableStore(services.server, keys)
+        self.clock: ServerClock = services.clock
         self.counters: Counters = Counters()
         self._services = services
         # By the length of the leases, in microseconds.
         self._keepers: dict[int, LeaseKeeper[Claim]] = {}
-        self.claims: Claims = Claims(self, services)
-        self.offers: ReliableOffers = ReliableOffers(self, services)
+        self.claims: Claims = Claims(
+            self.store,
+            index,
+            services,
+            queue.dispatcher,
+            queue.settings,
+            probe=lambda: queue.probe([self]),
+            on_dropped=self._on_dropped,
+        )
+        self.wakeups: WakeupLoop = self.claims.wakeups
+        self.offers: ReliableOffers = ReliableOffers(
+            self.store,
+            index,
+            services,
+            queue.settings,
+            self.counters,
+            wake=self.wakeups.wake,
+            report_soon=queue.reports.report_soon,
+        )
+        self.is_listening: bool = False
         self.closed: bool = False
 
     # A client may offer to thousands of queues, and needs neither of these for that.
 
     @cached_property
     def acknowledger(self) -> Acknowledger:
-        """Settles the messages that were handed out."""
+        """Acknowledges the messages that were handed out."""
         return Acknowledger(self.store, self._services, self.counters, self.queue.settings)
 
     @cached_property
     def recurrence(self) -> Recurrence:
         """Puts recurring messages in place."""
-        return Recurrence(self, self._services)
+        return Recurrence(
+            self.store,
+            self.index,
+            self._services,
+            self.queue.dispatcher,
+            free_slots=self.acknowledger.stopped,
+            clients=lambda: self.wakeups.plan.stagger.clients,
+        )
 
     @property
     def acks_in_flight(self) -> int:
         """Number of acknowledgements in flight."""
         return self.acknowledger.in_flight if "acknowledger" in vars(self) else 0
-
-    @property
-    def name(self) -> str:
-        return self.keys.name
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -99,27 +162,13 @@ class Partition:
         return self.wakeups.plan.stagger.is_dormant
 
     @property
-    def kind(self) -> Literal["reliable"]:
-        return "reliable"
-
-    @property
-    def clock(self) -> ServerClock:
-        """The clock of the partition's server."""
-        return self._services.clock
-
-    @property
-    def wakeups(self) -> WakeupLoop:
-        """Decides when to claim."""
-        return self.claims.wakeups
-
-    @property
     def running(self) -> int:
         """Number of messages that are being handled."""
         return sum(keeper.held for keeper in self._keepers.values())
 
-    def oldest(self, most: int) -> list[Claim]:
-        """Return messages that are being handled, among them the ``most`` oldest ones."""
-        return [claim for keeper in self._keepers.values() for claim in keeper.oldest(most)]
+    def oldest(self, limit: int) -> list[Claim]:
+        """Return messages that are being handled, among them the ``limit`` oldest ones."""
+        return [claim for keeper in self._keepers.values() for claim in keeper.oldest(limit)]
 
     def keeper(self, lease_us: int) -> LeaseKeeper[Claim]:
         """Return the keeper of leases of this length."""
@@ -132,13 +181,14 @@ class Partition:
 
     def listen(self) -> None:
         """Listen to the queue from now on, because this client does more than to offer to it."""
-        if not self.closed:
+        if not self.is_listening and not self.closed:
+            self.is_listening = True
             self._services.listen("notifications")
 
     def resync_keys(self) -> tuple[str, ...]:
-        self.queue.notifications.look_again()
+        self.queue.notifications.wake_all()
         if not self.index:
-            self.queue.reports.look()
+            self.queue.reports.report()
         if self.queue.dispatcher.callers.are_waiting:
             return self.keys.re_checked
         self.wakeups.on_no_callers()
@@ -148,12 +198,8 @@ class Partition:
         self.queue.settings.on_epoch(self.index, found.epoch.decode(errors="replace"))
         if found.extra:
             # Every consumer keeps the recurring messages going, whichever process scheduled them.
-            self.recurrence.attend()
+            self.recurrence.start_checks()
         self.wakeups.on_recheck(due_us, found)
-
-    @property
-    def unit_us(self) -> int:
-        return 1
 
     def on_due(self, due_us: int) -> None:
         self.claims.announced(due_us)
@@ -165,15 +211,15 @@ class Partition:
         self.wakeups.on_summons(number)
 
     def on_notification(self, content: bytes) -> None:
-        what, _, rest = content.partition(b" ")
-        if what == _CANCELLED:
-            token, _, id = rest.partition(b" ")  # noqa: A001
+        kind, _, details = content.partition(b" ")
+        if kind == _CANCELLED:
+            token, _, id = details.partition(b" ")  # noqa: A001
             self.queue.notifications.on_cancelled((id, token))
             for keeper in self._keepers.values():
                 keeper.lose(lambda claim: claim.name == (id, token))
             self.claims.cancelled((id, token))
-        elif what == _FINISHED:
-            self.queue.notifications.on_finished(rest)
+        elif kind == _FINISHED:
+            self.queue.notifications.on_finished(details)
         elif self.index:
             self.queue.on_limits_changed([self])
         else:
@@ -182,6 +228,9 @@ class Partition:
 
     def wake(self) -> None:
         self.wakeups.wake()
+
+    def _on_dropped(self, occurrences: Sequence[bytes]) -> None:
+        self.recurrence.on_dropped(occurrences)
 
     def stats(self) -> QueueStats:
         """Return what this client has done with the partition."""
@@ -211,8 +260,8 @@ class Partition:
             self.recurrence.close()
 
     async def aclose(self, grace: float) -> None:
-        until = self.queue.loop.time() + grace
+        deadline = asyncio.get_running_loop().time() + grace
         await asyncio.gather(
             self.offers.aclose(grace), self.acknowledger.aclose(grace), self.claims.aclose(grace)
         )
-        await self.queue.reports.aclose(self.index, until)
+        await self.queue.on_partition_closed(self.index, deadline)

@@ -6,8 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from delayq._reliable.ids import ENDINGS
-from delayq._reliable.recurrence import is_occurrence, schedule_of
+from delayq._reliable.ids import ENDINGS, is_occurrence, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +37,9 @@ def endings_in(beginning: str, partition: int, partitions: int) -> Sequence[str]
     if partitions != 1 << bits:
         # Of all ranges of checksums with the same upper bits, one lies within the partition's.
         bits += 1
-    wanted = -(-(partition << bits) // partitions)
+    upper_bits = -(-(partition << bits) // partitions)
     # Checksums of equal length differ as their endings do, whatever comes before.
-    return _by_upper_bits(bits)[wanted ^ crc32((beginning + ENDINGS[0]).encode()) >> 32 - bits]
+    return _by_upper_bits(bits)[upper_bits ^ crc32((beginning + ENDINGS[0]).encode()) >> 32 - bits]
 
 
 @cache
@@ -48,8 +47,8 @@ def _by_upper_bits(bits: int) -> Sequence[Sequence[str]]:
     """Return the endings of ids, by the upper bits in which their checksums differ from the
     first.
     """
-    found: list[list[str]] = [[] for _ in range(1 << bits)]
+    endings: list[list[str]] = [[] for _ in range(1 << bits)]
     first = crc32(ENDINGS[0].encode())
     for ending in ENDINGS:
-        found[(crc32(ending.encode()) ^ first) >> 32 - bits].append(ending)
-    return found
+        endings[(crc32(ending.encode()) ^ first) >> 32 - bits].append(ending)
+    return endings

@@ -30,10 +30,10 @@ from delayq._reliable.offering import (
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.outcomes import history_of, result_codec
 from delayq._reliable.placement import home_of
+from delayq._reliable.report_format import checked_span
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import STORED, Sender
 from delayq._reliable.settings import DEFAULTS, RETRIES, QueueOptions, check_names, declare
-from delayq._reliable.tallies import checked_span
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import decode
 from delayq.errors import (
@@ -105,7 +105,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 name, keys_of, given, scheduler, services
             ).opened_partitions[0],
         )
-        self._open = first.queue
+        assert isinstance(first.queue, OpenReliableQueue)
+        self._open: OpenReliableQueue = first.queue
         # Settings that this handle was not given come from the others on this client.
         settings = given.inherit(self._open.handle_settings).inherit(DEFAULTS)
         self._open.handle_settings = self._open.handle_settings.inherit(given)
@@ -721,7 +722,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         checked = checked_id(id)
         within = None if timeout is None else seconds(timeout, "timeout")
         await self._settled()
-        outcome = await self._open.notifications.outcome(checked, within)
+        outcome = await self._open.outcome(checked, within)
         if outcome.death is not None and not outcome.is_live:
             raise MessageFailed(checked, outcome.death.reason, outcome.death.error)
         if outcome.record is None or not outcome.record.is_done or outcome.is_live:

@@ -8,10 +8,10 @@ be elected, and no worker's death ends a recurrence: an occurrence that was clai
 followed up comes back when its lease ends. A claim that drops an occurrence (because it is past its
 time to live, or out of attempts) reports it, and the client puts the next one in place.
 
-Anything else that may happen to the waiting occurrence (cancelled, purged) is found by a look once
-per ``resync_interval``. A process looks if it has scheduled something, if it has received an
+Anything else that may happen to the waiting occurrence (cancelled, purged) is found by a check once
+per ``resync_interval``. A process checks if it has scheduled something, if it has received an
 occurrence, or if the re-check has found schedules on the server while it waits for messages; of
-many such processes, a few look each time. A look goes on where the last one of its process ended
+many such processes, a few check each time. A check goes on where the last one of its process ended
 and takes in about a hundred schedules, and more only as long as occurrences are missing: so it
 costs the same however many schedules and processes there are. It never restores a definition: the
 server's definition counts, and the last call wins.
@@ -23,73 +23,81 @@ is still being handled or waiting for another attempt is skipped.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from delayq._durations import moment_us
 from delayq._logging import about
+from delayq._reliable.ids import is_occurrence, schedule_of
 from delayq._reliable.replies import Occurrence
-from delayq._reliable.timing import AHEAD, Timing
+from delayq._reliable.timing import AHEAD, UnreadableSchedule, parse_record
 from delayq.errors import BadInput, ConfigurationError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from datetime import datetime
 
     from delayq._engine.caller_queue import Numbered
     from delayq._engine.context import EngineContext
+    from delayq._engine.dispatcher import Dispatcher
     from delayq._reliable.new_message import OptionsMessage
-    from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim
+    from delayq._reliable.store import ReliableStore
+    from delayq._reliable.timing import Timing
     from delayq._timer.wheel import Timeout
 
 _log = logging.getLogger("delayq")
 
 # When the server knows fewer moments of a cron expression than this, more are computed.
-_FEW = AHEAD // 4
+_REFILL_BELOW = AHEAD // 4
 # Maximum number of schedules examined per script call.
 _AT_A_TIME = 100
-# How many of the clients that consume the queue take each regular look, on average.
-_LOOKERS = 2
-DIGITS = 16
-"""An id ends in "@" and the microseconds since the epoch, which have sixteen digits from 2001 to
-2286.
-"""
+# How many of the clients that consume the queue make each regular check, on average.
+_CHECKING_CLIENTS = 2
 _NO_SUCH = -2
-_MOMENT = re.compile("[0-9]{1,20}")
-
-
-def is_occurrence(id: bytes) -> bool:  # noqa: A002
-    """Return whether a message may be an occurrence, judging by its id."""
-    return id[-DIGITS - 1 : -DIGITS] == b"@" and id[-DIGITS:].isdigit()
-
-
-def schedule_of(occurrence: bytes) -> bytes:
-    """Return the name of the schedule to which the occurrence with this id belongs."""
-    return occurrence[: -DIGITS - 1]
 
 
 class Recurrence:
     """The recurring messages of one partition of a queue that is open on this client."""
 
-    def __init__(self, partition: Partition, services: EngineContext) -> None:
-        self._open = partition
-        self._store = partition.store
+    def __init__(
+        self,
+        store: ReliableStore,
+        index: int,
+        services: EngineContext,
+        dispatcher: Dispatcher[Claim],
+        *,
+        free_slots: Callable[[Claim], None],
+        clients: Callable[[], int],
+    ) -> None:
+        """Args:
+        store: The partition's data on the server.
+        index: The partition's number.
+        services: The services the queue is built from.
+        dispatcher: Takes claims back.
+        free_slots: Frees the slots of a message that was cancelled.
+        clients: Returns how many clients consume the partition, as far as is known.
+        """
+        self._store = store
+        self._index = index
+        self._name = store.keys.name
+        self._dispatcher = dispatcher
+        self._free_slots = free_slots
+        self._clients = clients
         self._timer = services.timer
         self._background = services.background
-        # How often a process looks at schedules, if there are any.
+        # How often a process checks the schedules, if there are any.
         self._interval = services.resync_interval
         # The schedules that are known to lack their next occurrences.
         self._lacking: set[str] = set()
-        # Where the next look begins, and whether those since the first page have found any.
+        # Where the next check begins, and whether those since the first page have found schedules.
         self._cursor = b"0"
-        self._has_found_any = False
+        self._has_found_schedules = False
         self._goes_on = True
         self._refilling: set[str] = set()
         self._timeout: Timeout | None = None
+        self._closed = False
 
     async def schedule(
         self, partitions: int, name: str, timing: Timing, version: int, message: OptionsMessage
@@ -100,73 +108,64 @@ class Recurrence:
         """
         moments = timing.moments(await self._store.now_us()) if timing.cron else []
         due_us = await self._store.schedule(partitions, name, timing, version, message, moments)
-        self._keep_looking()
+        self._check_later()
         return moment_us(due_us)
 
-    async def unschedule(self, name: str) -> bool:
-        """Stop a message from recurring.
-
-        The looks go on until a worker has finished with the last occurrence.
-        """
-        return await self._store.unschedule(name)
-
-    async def begin(self, taken: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
+    async def advance(self, taken: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.
 
         Returns the messages to hand out. Those of other partitions are not touched.
         """
-        recurring = [
-            each
-            for each in taken
-            if each[1].partition == self._open.index and is_occurrence(each[1].id)
+        occurrences = [
+            item for item in taken if item[1].partition == self._index and is_occurrence(item[1].id)
         ]
-        if not recurring:
+        if not occurrences:
             return taken
-        claims = [claim for _, claim in recurring]
+        claims = [claim for _, claim in occurrences]
         try:
             outcomes = await self._store.occur(claims)
         except ServerError as error:
             if isinstance(error, OutcomeUnknown):
                 # The server may have dropped some of them. Those it has not dropped come again.
-                self._open.queue.dispatcher.give_back(recurring)
-                return [one for one in taken if one not in recurring]
-            # Nothing was changed. The messages are handed out all the same: the next look finds
+                self._dispatcher.give_back(occurrences)
+                return [item for item in taken if item not in occurrences]
+            # Nothing was changed. The messages are handed out all the same: the next check finds
             # what is missing.
             _log.warning(
                 "queue %r: the occurrences that follow %d messages are not stored yet: %s",
-                self._open.name,
+                self._name,
                 len(claims),
                 error,
-                extra=about(self._open.name),
+                extra=about(self._name),
             )
-            outcomes = [Occurrence(handed_out=True, left=-1)] * len(claims)
-            self._lacking.update(_name_of(claim.id) for claim in claims)
+            outcomes = [Occurrence(handed_out=True, moments=-1)] * len(claims)
+            self._lacking.update(_schedule_name(claim.id) for claim in claims)
         except BaseException:
-            self._open.queue.dispatcher.give_back(taken)
+            self._dispatcher.give_back(taken)
             raise
         dropped = set()
-        for claim, (handed_out, left) in zip(claims, outcomes, strict=True):
-            if left != _NO_SUCH:
-                self._keep_looking()
-                self._heed(_name_of(claim.id), left)
+        for claim, (handed_out, moments) in zip(claims, outcomes, strict=True):
+            if moments != _NO_SUCH:
+                self._check_later()
+                self._refill_if_low(_schedule_name(claim.id), moments)
             if not handed_out:
                 dropped.add(claim)
                 # Perhaps it was cancelled, and has kept its slots.
-                self._open.acknowledger.stopped(claim)
-        return [one for one in taken if one[1] not in dropped]
+                self._free_slots(claim)
+        return [item for item in taken if item[1] not in dropped]
 
-    def follow_up(self, occurrences: Iterable[bytes]) -> None:
+    def on_dropped(self, occurrences: Iterable[bytes]) -> None:
         """Put the next occurrences in place after the server has dropped these."""
-        self._lacking.update(map(_name_of, occurrences))
-        self._look_soon()
+        self._lacking.update(map(_schedule_name, occurrences))
+        self._check_soon()
 
-    def attend(self) -> None:
-        """Look now and then, because the server has schedules, and this process consumes."""
+    def start_checks(self) -> None:
+        """Check now and then, because the server has schedules, and this process consumes."""
         if self._timeout is None:
-            self._keep_looking()
-            self._look_soon()
+            self._check_later()
+            self._check_soon()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Ensure that the next occurrences are in place: of the schedules that are known to lack
         them, and of about a hundred others.
 
@@ -183,11 +182,11 @@ class Recurrence:
             raise
         while True:
             cursor, names = await self._store.schedule_names(self._cursor, _AT_A_TIME)
-            self._has_found_any |= bool(names)
+            self._has_found_schedules |= bool(names)
             added = await self._put_in_place(names)
             self._cursor = cursor
             if cursor == b"0":
-                self._goes_on, self._has_found_any = self._has_found_any, False
+                self._goes_on, self._has_found_schedules = self._has_found_schedules, False
                 return
             if not added:
                 return
@@ -197,19 +196,21 @@ class Recurrence:
         ordered, missing = sorted(names), 0
         for at in range(0, len(ordered), _AT_A_TIME):
             page = ordered[at : at + _AT_A_TIME]
-            added, *others = await self._store.recur(page)
+            added, *moments = await self._store.recur(page)
             missing += added
-            for name, left in zip(page, others, strict=True):
-                self._heed(name, left)
+            for name, count in zip(page, moments, strict=True):
+                self._refill_if_low(name, count)
         return missing
 
     def close(self) -> None:
-        """Stop looking at schedules."""
+        """Stop checking schedules."""
+        self._closed = True
         if self._timeout is not None:
             self._timeout.cancel()
 
-    def _heed(self, name: str, left: int) -> None:
-        if 0 <= left < _FEW and name not in self._refilling:
+    def _refill_if_low(self, name: str, moments: int) -> None:
+        """Compute more moments of a schedule if the server knows few."""
+        if 0 <= moments < _REFILL_BELOW and name not in self._refilling:
             self._refilling.add(name)
             self._background.spawn(self._refill(name), f"moments of {name}")
 
@@ -218,76 +219,52 @@ class Recurrence:
             record = await self._store.schedule_record(name)
             if record is None:
                 return
-            facts, timing = read(record)
+            facts, timing = parse_record(record)
             after_us = int(facts["next"]) if facts["next"] else await self._store.now_us()
             await self._store.refill(name, timing, timing.moments(after_us))
-        except (ServerError, ConfigurationError, BadInput, Unreadable) as error:
+        except (ServerError, ConfigurationError, BadInput, UnreadableSchedule) as error:
             _log.warning(
                 "queue %r: cannot compute the occurrences of schedule %r here: %s",
-                self._open.name,
+                self._name,
                 name,
                 error,
-                extra=about(self._open.name),
+                extra=about(self._name),
             )
         finally:
             self._refilling.discard(name)
 
-    def _keep_looking(self) -> None:
-        if self._timeout is None and not self._open.closed:
-            self._timeout = self._timer.new_timeout(lambda _: self._due(), self._interval)
+    def _check_later(self) -> None:
+        if self._timeout is None and not self._closed:
+            self._timeout = self._timer.new_timeout(lambda _: self._on_timeout(), self._interval)
 
-    def _due(self) -> None:
+    def _on_timeout(self) -> None:
         self._timeout = None
-        clients = self._open.wakeups.plan.stagger.clients
-        if self._lacking or random.random() * clients < _LOOKERS:
-            self._look_soon()
+        if self._lacking or random.random() * self._clients() < _CHECKING_CLIENTS:
+            self._check_soon()
         else:
-            self._keep_looking()
+            self._check_later()
 
-    def _look_soon(self) -> None:
-        if not self._open.closed:
-            self._background.spawn(self._look_again(), f"schedules of {self._open.name}")
+    def _check_soon(self) -> None:
+        if not self._closed:
+            self._background.spawn(self._check_and_go_on(), f"schedules of {self._name}")
 
-    async def _look_again(self) -> None:
+    async def _check_and_go_on(self) -> None:
         try:
-            await self.look()
+            await self.check()
         except Exception as error:
-            self._keep_looking()
+            self._check_later()
             if not isinstance(error, ServerError):
                 raise
-            self._log_failed(error)
+            _log.warning(
+                "queue %r: checking the schedules failed: %s",
+                self._name,
+                error,
+                extra=about(self._name),
+            )
         else:
             if self._goes_on:
-                self._keep_looking()
-
-    def _log_failed(self, error: ServerError) -> None:
-        _log.warning(
-            "queue %r: checking the schedules failed: %s",
-            self._open.name,
-            error,
-            extra=about(self._open.name),
-        )
+                self._check_later()
 
 
-def _name_of(occurrence: bytes) -> str:
+def _schedule_name(occurrence: bytes) -> str:
     return schedule_of(occurrence).decode(errors="replace")
-
-
-class Unreadable(Exception):
-    """Raised when the data stored on the server cannot be read as the record of a schedule."""
-
-
-def read(record: bytes) -> tuple[dict[str, Any], Timing]:
-    """Parse the record of a schedule. Returns its facts and its timing. Raises
-    :class:`Unreadable`.
-    """
-    try:
-        facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
-        moments = facts["next"], facts["last"]
-        if not all(moment == "" or _MOMENT.fullmatch(moment) for moment in moments):
-            raise ValueError(moments)  # noqa: TRY301
-        facts["priority"], facts["version"] = int(facts["priority"]), int(facts["version"])
-        facts["paused"] = bool(facts.get("paused"))
-        return facts, Timing.parse(facts["timing"])
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-        raise Unreadable(f"the schedule's record cannot be read: {type(error).__name__}") from None

@@ -379,8 +379,8 @@ class Occurrence(NamedTuple):
 
     Attributes:
         handed_out: Whether to hand it out.
-        left: As :meth:`~delayq._reliable.store.ReliableStore.recur` returns it.
+        moments: As :meth:`~delayq._reliable.store.ReliableStore.recur` returns it.
     """
 
     handed_out: bool
-    left: int
+    moments: int

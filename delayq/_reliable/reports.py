@@ -1,5 +1,5 @@
-"""Tells the server what a client does with a queue, for the history of the queue, and that it works
-there, for the list of workers.
+"""Reports to the server what a client does with a queue, for the history of the queue, and that it
+works there, for the list of workers.
 
 Clients count what they do anyway. Every re-check sends what is new in one or two small calls, so a
 message costs the server nothing, and a client that dies leaves out a few seconds.
@@ -8,23 +8,35 @@ message costs the server nothing, and a client that dies leaves out a few second
 from __future__ import annotations
 
 import asyncio
-import heapq
 import secrets
 from contextlib import suppress
+from functools import partial
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import log
 from delayq._redis.rights import is_refusal
-from delayq._reliable.tallies import NOTHING, Sampler, counts_of, packed
-from delayq._reliable.workers import SHOWN, Work, facts_of
+from delayq._reliable.report_format import (
+    NO_COUNTS,
+    SHOWN_MESSAGES,
+    Sampler,
+    Work,
+    counts_of,
+    facts_of,
+    packed,
+)
 from delayq.errors import OutcomeUnknown, ServerError, ServerRefused
 
 if TYPE_CHECKING:
-    from delayq._engine.context import EngineContext
-    from delayq._reliable.open_queue import OpenReliableQueue
+    from collections.abc import Callable, Sequence
 
-# Probes that follow a subscription come in between, and report nothing: the part of the interval
+    from delayq._engine.context import EngineContext
+    from delayq._reliable.known_settings import KnownSettings
+    from delayq._reliable.replies import Claim
+    from delayq._reliable.store import ReliableStore
+    from delayq.stats import QueueStats
+
+# Looks that follow a subscription come in between, and report nothing: the part of the interval
 # between two re-checks that has to pass first.
 _APART = 0.9
 # A worker that has nothing new to report does so every fourth time, and counts as long as three of
@@ -40,90 +52,118 @@ class Reports:
     Attributes:
         lateness: Measures how long after they were due messages are handed out.
         handling: Measures how long handlers take.
+        report_soon: Reports at the next re-check, even if the queue is not re-checked itself.
     """
 
-    def __init__(self, queue: OpenReliableQueue, services: EngineContext) -> None:
+    def __init__(
+        self,
+        store: ReliableStore,
+        services: EngineContext,
+        settings: KnownSettings,
+        *,
+        stats: Callable[[], QueueStats],
+        oldest: Callable[[int], Sequence[Claim]],
+    ) -> None:
+        """Args:
+        store: The data of the queue's first partition.
+        services: The services the queue is built from.
+        settings: The queue's settings.
+        stats: Returns what this client has done with the queue.
+        oldest: Returns up to some number of the messages it handles, those begun first.
+        """
         self.lateness: Sampler = Sampler()
         self.handling: Sampler = Sampler()
-        self._queue = queue
+        self.report_soon: Callable[[], object] = partial(services.at_recheck, self._report)
+        self._store = store
+        self._name = store.keys.name
+        self._loop = asyncio.get_running_loop()
         self._services = services
-        self._counted: dict[str, int] = dict(NOTHING)
-        self._entry = _Entry(queue, services.resync_interval)
+        self._settings = settings
+        self._stats = stats
+        self._oldest = oldest
+        self._counted: dict[str, int] = dict(NO_COUNTS)
+        self._entry = _Entry(store, services)
         self._sending: asyncio.Task[Any] | None = None
-        self._ended: set[int] = set()
         self._not_before = 0.0
-        self._is_refused = self._has_warned = False
-
-    def report_soon(self) -> None:
-        """Report at the next re-check, even if the queue is not re-checked itself."""
-        self._services.at_recheck(self._report)
+        self._is_refused = self._has_warned = self._closed = False
 
     def _report(self) -> bool:
         """Report what is new. Return whether some may be left, because a report may fail."""
-        self.look()
-        return not self._queue.closed and self._counts() != self._counted
+        self.report()
+        return not self._closed and counts_of(self._stats()) != self._counted
 
-    def look(self, *, at_once: bool = False) -> None:
+    def report(self, *, at_once: bool = False) -> None:
         """Report what is new. This is called with every re-check, and waits for nothing.
 
-        ``at_once`` tells that a worker has stopped: it does not wait for the next re-check.
+        ``at_once`` says that a worker has stopped: it does not wait for the next re-check.
         """
-        now = self._queue.loop.time()
-        if self._queue.closed or (now < self._not_before and (self._is_refused or not at_once)):
+        now = self._loop.time()
+        if self._closed or (now < self._not_before and (self._is_refused or not at_once)):
             return
         if self._sending is not None and not self._sending.done():
             if at_once:
-                self._sending.add_done_callback(lambda _: self.look(at_once=True))
+                self._sending.add_done_callback(lambda _: self.report(at_once=True))
             return
-        work = self._entry.work(stopped=at_once)
-        if self._counts() != self._counted or self._entry.is_due(work):
+        stats = self._stats()
+        work = self._work(stats, has_stopped=at_once)
+        if counts_of(stats) != self._counted or self._entry.is_due(work):
             self._not_before = now + _APART * self._services.resync_interval
             self._sending = self._services.background.spawn(
-                self._send(work), f"reports of {self._queue.name}"
+                self._send(work), f"reports of {self._name}"
             )
 
-    async def aclose(self, partition: int, until: float) -> None:
-        """Report the rest, until a time on the event loop's clock, once this has been called for
-        all partitions, each when its last call has ended.
-        """
-        self._ended.add(partition)
-        if len(self._ended) < len(self._queue.partitions):
-            return
+    def close(self) -> None:
+        """Start no more reports."""
+        self._closed = True
+
+    async def aclose(self, deadline: float) -> None:
+        """Report what remains, until a time on the event loop's clock, after :meth:`close`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 if self._sending is not None:
                     await asyncio.wait((self._sending,))
                 if not self._is_refused:
                     await self._send(None)
 
+    def _work(self, stats: QueueStats, *, has_stopped: bool) -> Work | None:
+        """Return the work of this client; None if it does none.
+
+        Code that takes messages now and then works while it does, unless it has stopped.
+        """
+        takes = self._entry.takes(stats.delivered) and not has_stopped
+        if not (stats.slots or stats.in_flight or takes or stats.waiting):
+            return None
+        differences = self._settings.differences()
+        return Work(
+            stats.slots,
+            stats.in_flight,
+            self._oldest(SHOWN_MESSAGES),
+            {difference.name: difference.declared for difference in differences},
+        )
+
     async def _send(self, work: Work | None) -> None:
         """Report what is new, and that the client works, or that it does not work any more."""
         try:
-            await asyncio.gather(self._count(), self._entry.update(work))
+            await asyncio.gather(self._send_counts(), self._entry.update(work))
             self._is_refused = False
         except ServerRefused as error:
             if not is_refusal(str(error)):
-                # The server is full, say: the next look tries again.
+                # The server is full, say: the next report tries again.
                 return
-            self._not_before = self._queue.loop.time() + max(
-                _REFUSED_FOR, self._services.resync_interval
-            )
+            self._not_before = self._loop.time() + max(_REFUSED_FOR, self._services.resync_interval)
             self._is_refused = True
             if not self._has_warned:
                 self._has_warned = True
                 log(
                     WARNING,
-                    self._queue.name,
+                    self._name,
                     "the history of the queue and the list of its workers leave out what this"
                     " process does: %s",
                     error,
                 )
 
-    def _counts(self) -> dict[str, int]:
-        return counts_of(self._queue.stats())
-
-    async def _count(self) -> None:
-        counts, before = self._counts(), self._counted
+    async def _send_counts(self) -> None:
+        counts, before = counts_of(self._stats()), self._counted
         if counts == before:
             return
         late, handling = self.lateness.drain(), self.handling.drain()
@@ -131,7 +171,7 @@ class Reports:
         # Set first: if the reply is lost, these may have been counted, and must not be twice.
         self._counted = counts
         try:
-            await self._queue.partitions[0].store.tally(packed(new, late, handling))
+            await self._store.tally(packed(new, late, handling))
         except OutcomeUnknown:
             pass
         except ServerError as error:
@@ -146,10 +186,12 @@ class Reports:
 class _Entry:
     """The entry of this client in the list of workers."""
 
-    def __init__(self, queue: OpenReliableQueue, interval: float) -> None:
-        self._queue = queue
-        self._interval = interval
-        self._opened_at = queue.loop.time()
+    def __init__(self, store: ReliableStore, services: EngineContext) -> None:
+        self._store = store
+        self._services = services
+        self._interval = services.resync_interval
+        self._loop = asyncio.get_running_loop()
+        self._opened_at = self._loop.time()
         self._name = secrets.token_hex(6)
         self._delivered = 0
         # The last report that has arrived, and when it was made; None if the server has none.
@@ -157,36 +199,23 @@ class _Entry:
         self._reported_at = 0.0
         self._may_be_listed = False
 
-    def work(self, *, stopped: bool) -> Work | None:
-        """Return the work of this client; None if it does none.
-
-        Code that takes messages now and then works while it does, unless it has ``stopped``.
-        """
-        queue, partitions = self._queue, self._queue.partitions
-        delivered = sum(each.counters.delivered for each in partitions)
-        takes = delivered != self._delivered and not stopped
-        self._delivered = delivered
-        slots = partitions[0].counters.slots
-        running = sum(each.running for each in partitions)
-        if not (slots or running or takes or queue.dispatcher.callers.are_waiting):
-            return None
-        oldest = (claim for each in partitions for claim in each.oldest(SHOWN))
-        claims = heapq.nsmallest(SHOWN, oldest, key=lambda claim: claim.begun_at)
-        differences = queue.settings.differences()
-        return Work(slots, running, claims, {each.name: each.declared for each in differences})
+    def takes(self, delivered: int) -> bool:
+        """Return whether messages were delivered since the last call of this."""
+        before, self._delivered = self._delivered, delivered
+        return delivered != before
 
     def is_due(self, work: Work | None) -> bool:
         """Return whether to report this now."""
         if work is None:
             return self._may_be_listed
-        age = self._queue.loop.time() - self._reported_at
+        age = self._loop.time() - self._reported_at
         return work != self._reported or age > _APART * _HEARTBEAT * self._interval
 
     async def update(self, work: Work | None) -> None:
         """Bring the entry up to date. Raises ServerRefused."""
         if not self.is_due(work):
             return
-        now, counts_us = self._queue.loop.time(), 0
+        now, counts_us = self._loop.time(), 0
         facts = ""
         if work is not None:
             counts_us = max(1, int(_COUNTS * self._interval * 1_000_000))
@@ -194,14 +223,13 @@ class _Entry:
         self._reported = None
         self._may_be_listed = True
         try:
-            store = self._queue.partitions[0].store
-            await self._queue.services.together.run(
-                store.register_request(self._name, counts_us, facts)
+            await self._services.together.run(
+                self._store.register_request(self._name, counts_us, facts)
             )
         except ServerRefused:
             raise
         except ServerError:
-            # The next look tries again.
+            # The next report tries again.
             return
         self._reported, self._reported_at = work, now
         self._may_be_listed = work is not None

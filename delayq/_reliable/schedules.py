@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Generic
 from delayq._durations import Duration, moment_us
 from delayq._generics import T
 from delayq._logging import about
+from delayq._reliable.ids import OCCURRENCE_DIGITS
 from delayq._reliable.offering import Offer
 from delayq._reliable.placement import home_of
-from delayq._reliable.recurrence import DIGITS, Unreadable, read
-from delayq._reliable.timing import timing_of
+from delayq._reliable.timing import UnreadableSchedule, parse_record, timing_of
 from delayq._wording import given
 from delayq.errors import BadInput
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from delayq._reliable.new_message import OptionsMessage
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
+    from delayq._reliable.store import ReliableStore
 
 
 _log = logging.getLogger("delayq")
 
-_LONGEST_NAME = 512 - DIGITS - 1
+_LONGEST_NAME = 512 - OCCURRENCE_DIGITS - 1
 _MOST_VERSION = 2**53
 
 
@@ -62,8 +63,8 @@ class Schedule:
 
 
 def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
-    """Convert a stored schedule's record. Raises :class:`Unreadable`."""
-    facts, timing = read(record)
+    """Convert a stored schedule's record. Raises :class:`UnreadableSchedule`."""
+    facts, timing = parse_record(record)
 
     def moment(text: str) -> datetime | None:
         return moment_us(int(text) - shift_us) if text else None
@@ -163,7 +164,7 @@ class Recurring(Generic[T]):
         queue = self._open
         return await queue.settings.write(
             partial(home_of, name),
-            lambda place, count: queue.opened_partitions[place].recurrence.schedule(
+            lambda index, count: queue.opened_partitions[index].recurrence.schedule(
                 count, name, timing, version, message
             ),
         )
@@ -180,7 +181,7 @@ class Recurring(Generic[T]):
             OutcomeUnknown: The reply was lost: it may have been carried out. With any other error,
                 it was not.
         """
-        return await self._at_home(name, lambda each: each.recurrence.unschedule(name))
+        return await self._in_home_partition(name, lambda store: store.unschedule(name))
 
     async def pause_schedule(self, name: str) -> bool:
         """Pause a schedule, and drop its waiting message.
@@ -195,7 +196,7 @@ class Recurring(Generic[T]):
             OutcomeUnknown: The reply was lost: it may have been carried out, and calling this again
                 is safe. With any other error, it was not.
         """
-        return await self._at_home(name, lambda each: each.store.pause_schedule(name))
+        return await self._in_home_partition(name, lambda store: store.pause_schedule(name))
 
     async def resume_schedule(self, name: str) -> bool:
         """Resume a paused schedule.
@@ -203,14 +204,20 @@ class Recurring(Generic[T]):
         Occurrences that it missed in the meantime are skipped. Returns and raises as
         :meth:`pause_schedule` does.
         """
-        return await self._at_home(name, lambda each: each.store.resume_schedule(name))
+        return await self._in_home_partition(name, lambda store: store.resume_schedule(name))
 
-    async def _at_home(self, name: str, act: Callable[[Partition], Awaitable[bool]]) -> bool:
-        """Act on the partition that has the schedule."""
+    async def _in_home_partition(
+        self, name: str, call: Callable[[ReliableStore], Awaitable[bool]]
+    ) -> bool:
+        """Make a call to the partition that has the schedule."""
         _check_name(name)
         await self._ready()
         queue = self._open
-        return bool(await queue.search(lambda: [queue.home_of(name)], act))
+        return bool(
+            await queue.search(
+                lambda: [queue.home_of(name)], lambda partition: call(partition.store)
+            )
+        )
 
     async def schedules(self) -> list[Schedule]:
         """Return the queue's schedules, by name.
@@ -219,16 +226,18 @@ class Recurring(Generic[T]):
         """
         await self._ready()
         parts = await self._open.for_each_partition(self._schedules_in)
-        return sorted((each for part in parts for each in part), key=lambda each: each.name)
+        return sorted(
+            (schedule for part in parts for schedule in part), key=lambda schedule: schedule.name
+        )
 
     async def _schedules_in(self, partition: Partition) -> Sequence[Schedule]:
         stored, shift_us = await partition.store.schedules()
-        known = []
+        schedules = []
         for raw, record in stored.items():
             name = raw.decode(errors="replace")
             try:
-                known.append(to_schedule(name, record, shift_us))
-            except Unreadable as error:
+                schedules.append(to_schedule(name, record, shift_us))
+            except UnreadableSchedule as error:
                 _log.warning(
                     "queue %r: schedule %r is left out: %s",
                     self._open.name,
@@ -236,7 +245,7 @@ class Recurring(Generic[T]):
                     error,
                     extra=about(self._open.name),
                 )
-        return known
+        return schedules
 
     def _check_open(self) -> None:
         raise NotImplementedError

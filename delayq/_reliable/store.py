@@ -32,9 +32,8 @@ from delayq._reliable.replies import (
     StoredSchedules,
     parse_us,
 )
+from delayq._reliable.report_format import activity_of, worker_of
 from delayq._reliable.settings import FIELDS, ChangeOutcome, StoredSettings
-from delayq._reliable.tallies import activity_of
-from delayq._reliable.workers import worker_of
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.replies import Claim
+    from delayq._reliable.report_format import Unit
     from delayq._reliable.settings import Declared, Policy
-    from delayq._reliable.tallies import Unit
     from delayq._reliable.timing import Timing
     from delayq.stats import Activity, WorkerInfo
 
@@ -740,8 +739,8 @@ class ReliableStore:
         """
         reply = await self._run(OCCUR, *(part for claim in claims for part in claim.name))
         return [
-            Occurrence(bool(handed_out), left)
-            for handed_out, left in zip(reply[::2], reply[1::2], strict=True)
+            Occurrence(bool(handed_out), moments)
+            for handed_out, moments in zip(reply[::2], reply[1::2], strict=True)
         ]
 
     async def recur(self, names: Sequence[str]) -> list[int]:

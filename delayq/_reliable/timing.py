@@ -1,4 +1,6 @@
-"""Computes when a recurring message is due: a period, or a cron expression in a time zone. Pure.
+"""Computes when a recurring message is due: a period, or a cron expression in a time zone.
+
+Also reads the records of schedules. Pure.
 
 **Daylight saving.** An expression whose minute and hour are both fixed means a time of day, and
 runs once on each day that it names: if the clock skips that time, it runs at the first moment after
@@ -32,6 +34,7 @@ _LONGEST_CRON = 512
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIXED_OFFSET = re.compile(r"UTC(?:([+-])(\d\d):(\d\d))?")
 _MINUTE = timedelta(minutes=1)
+_MOMENT_US = re.compile("[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +83,38 @@ class Timing:
         if not self.cron:
             return []
         zone = zone_of(self.timezone)[1]
-        found = [
+        moments = [
             (moment - _EPOCH) // MICROSECOND
             for moment in islice(
                 cron_moments(self.cron, zone, _EPOCH + after_us * MICROSECOND), AHEAD
             )
         ]
-        if not found:
+        if not moments:
             raise BadInput(f"the cron expression {self.cron!r} never matches")
-        return found
+        return moments
+
+
+class UnreadableSchedule(Exception):
+    """Raised when the data stored on the server cannot be read as the record of a schedule."""
+
+
+def parse_record(record: bytes) -> tuple[dict[str, Any], Timing]:
+    """Parse the record of a schedule. Returns its facts and its timing.
+
+    Raises :class:`UnreadableSchedule`.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
+        moments = facts["next"], facts["last"]
+        if not all(moment == "" or _MOMENT_US.fullmatch(moment) for moment in moments):
+            raise ValueError(moments)  # noqa: TRY301
+        facts["priority"], facts["version"] = int(facts["priority"]), int(facts["version"])
+        facts["paused"] = bool(facts.get("paused"))
+        return facts, Timing.parse(facts["timing"])
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        raise UnreadableSchedule(
+            f"the schedule's record cannot be read: {type(error).__name__}"
+        ) from None
 
 
 def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) -> Timing:
@@ -172,9 +198,10 @@ def _moments(
     expression: str, zone: tzinfo, after: datetime, fold: int, *, follows_clock: bool
 ) -> Iterator[datetime]:
     """Yield the moments (UTC) of matching local times, from ``after`` on or a little earlier."""
-    shown = after.astimezone(zone)
+    local_after = after.astimezone(zone)
     # Within an hour that occurs twice, start from its beginning.
-    start = after + min(shown.replace(fold=either).utcoffset() or timedelta() for either in (0, 1))
+    offsets = (local_after.replace(fold=side).utcoffset() for side in (0, 1))
+    start = after + min(offset or timedelta() for offset in offsets)
     for local in _local_times(expression, start.replace(tzinfo=None)):
         # A skipped time of day moves to the end of the jump; clocks jump to a whole minute.
         while not _occurs(moment := local.replace(tzinfo=zone, fold=fold)) and not follows_clock:

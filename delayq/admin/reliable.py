@@ -17,10 +17,10 @@ from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.listing import live_page
 from delayq._reliable.mover import Mover
 from delayq._reliable.placement import home_of, partition_of
-from delayq._reliable.recurrence import Unreadable, read
 from delayq._reliable.schedules import to_schedule
 from delayq._reliable.settings import Difference
 from delayq._reliable.store import ReliableStore
+from delayq._reliable.timing import UnreadableSchedule, parse_record
 from delayq.admin.search import SearchPages
 from delayq.errors import ServerError, ServerRefused
 from delayq.stats import QueueDepth
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._reliable.mover import Repartition
     from delayq._reliable.replies import State, StoredLetter, StoredMessage
+    from delayq._reliable.report_format import Unit
     from delayq._reliable.schedules import Schedule
     from delayq._reliable.settings import Declared, QueueSettings, StoredSettings
-    from delayq._reliable.tallies import Unit
     from delayq.client import Client
     from delayq.stats import Activity, WorkerInfo
 
@@ -332,8 +332,8 @@ class ReliableInspector:
             if record is None:
                 continue
             try:
-                facts, _ = read(record)
-            except Unreadable:
+                facts, _ = parse_record(record)
+            except UnreadableSchedule:
                 continue
             occurrence = f"{name}@{facts['next']}"
             if (await store.reschedule([occurrence], 0))[0]:
@@ -403,8 +403,8 @@ def _listed(raw: bytes, record: bytes, shift_us: int) -> ListedSchedule:
     name = raw.decode(errors="replace")
     try:
         schedule = to_schedule(name, record, shift_us)
-        facts, timing = read(record)
-    except Unreadable:
+        facts, timing = parse_record(record)
+    except UnreadableSchedule:
         return ListedSchedule(name, None)
     if facts["paused"] or not facts["next"]:
         return ListedSchedule(name, schedule)

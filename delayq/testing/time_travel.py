@@ -194,7 +194,7 @@ async def _wake(session: Session) -> None:
     for queue in session.scheduler.queues:
         queue.wake()
         if isinstance(queue, Partition):
-            await queue.recurrence.look()
+            await queue.recurrence.check()
         if isinstance(queue, OpenDelayedQueue | Partition) and queue.wakeups._task:
             tasks.add(queue.wakeups._task)
     if tasks:

@@ -215,7 +215,7 @@ def test_what_others_have_written_controls_no_terminal(
     tried = {name for name in commands() for line in SHOWING if f"{line} ".startswith(f"{name} ")}
     assert tried == set(commands()) - SHOWING_NOTHING
     about = {"host": EVIL, "pid": 1, "version": EVIL}
-    monkeypatch.setattr("delayq._reliable.workers._about", lambda _: about)
+    monkeypatch.setattr("delayq._reliable.report_format._process_facts", lambda _: about)
     for how in ("terminal", "file"):
         server.call("FLUSHALL")
         server.call("RPUSH", DelayedKeys.of(EVIL).quarantine, EVIL)

@@ -25,8 +25,8 @@ from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.queue import MAX_PAYLOAD
 from delayq._redisson.store import DelayedStore
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.report_format import Work, facts_of
 from delayq._reliable.store import ReliableStore
-from delayq._reliable.workers import Work, facts_of
 from tests.support.board import (
     JOBS,
     ONE,

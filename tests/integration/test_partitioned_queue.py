@@ -21,9 +21,9 @@ from delayq import Offer
 from delayq._redis.client import RedisClient
 from delayq._redis.slots import SLOTS, hash_tag
 from delayq._redisson.keys import DelayedKeys
+from delayq._reliable.ids import is_occurrence
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.placement import home_of, partition_of
-from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.store import CLAIM
 from delayq.errors import OutcomeUnknown
 from tests.support.reliable_fixtures import LEASE

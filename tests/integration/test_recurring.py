@@ -349,11 +349,11 @@ async def test_nothing_is_left_of_a_schedule_after_its_last_occurrence(
     message = await first_tick(jobs)
     for expected in (True, False, False):
         assert await jobs.unschedule("tick") is expected
-    looks = jobs._open.partitions[0].recurrence
-    await looks.look()
+    recurrence = jobs._open.partitions[0].recurrence
+    await recurrence.check()
     assert await raw.hexists(SCHEDULES, "tick")
     await message.ack()
-    await looks.look()
+    await recurrence.check()
     assert not await raw.hexists(SCHEDULES, "tick")
 
 
@@ -390,7 +390,7 @@ async def test_a_paused_schedule_adds_nothing_until_it_is_resumed(
         assert (resumed.paused, resumed.next_at) == (False, next_at)
         assert await waiting(jobs) == ["new"]
     await jobs.pause_schedule("tick")
-    await jobs._open.partitions[0].recurrence.look()
+    await jobs._open.partitions[0].recurrence.check()
     await advance(jobs, 3600)
     assert await jobs.claim() == []
     now = await client.server_time()
@@ -429,7 +429,7 @@ async def test_a_pause_between_a_claim_and_its_follow_up(
     message = await take(jobs, 60)
     assert await waiting(jobs) == []
     await message.ack()
-    await jobs._open.partitions[0].recurrence.look()
+    await jobs._open.partitions[0].recurrence.check()
     assert await waiting(jobs) == []
     await jobs.resume_schedule("tick")
     assert await waiting(jobs) == ["tick"]
@@ -443,7 +443,7 @@ async def test_a_pause_may_outlast_the_moments_that_are_known(jobs: Jobs) -> Non
     await advance(jobs, timedelta(hours=2))
     await jobs.resume_schedule("tick")
     # A process that can compute the next ones does.
-    await jobs._open.partitions[0].recurrence.look()
+    await jobs._open.partitions[0].recurrence.check()
     await until(lambda: not jobs._open.partitions[0].recurrence._refilling)
     assert await waiting(jobs) == ["tick"]
     # So does the next definition, while it is paused.
@@ -484,7 +484,7 @@ async def test_a_damaged_record_disturbs_no_other_until_it_is_redefined(
         await jobs.schedule("bad", every=HOUR, value=2)
         await raw.hset(SCHEDULES, "bad", record)
         assert [each.name for each in await jobs.schedules()] == ["good"], record
-        await jobs._open.partitions[0].recurrence.look()
+        await jobs._open.partitions[0].recurrence.check()
         await advance(client, HOUR)
         await values(jobs, 10)
         assert 1 in await waiting(jobs), record
@@ -495,7 +495,7 @@ async def test_a_damaged_record_disturbs_no_other_until_it_is_redefined(
         assert not await jobs.unschedule("bad")
 
 
-async def test_looks_go_on_whatever_fails(
+async def test_checks_go_on_whatever_fails(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = AsyncMock(side_effect=[OSError("planned"), *[(b"0", {b"tick"})] * 1000])

@@ -926,7 +926,7 @@ class ReliableMachine(RuleBasedStateMachine):
             model.records.clear()
         self.run(self.store.let_pass(passed * HOUR))
         # Time has passed without those that wait for the end of a message.
-        self.queue._open.notifications.look_again()
+        self.queue._open.notifications.wake_all()
         # Workers tell the server when the messages that they have were offered.
         for held in self.held:
             claim = held.message._claim

@@ -89,7 +89,7 @@ async def extend(queue: Jobs, held: list[Message[bytes]]) -> None:
     )
 
 
-async def test_a_look_at_schedules_costs_the_same_however_many_a_queue_has(
+async def test_a_check_of_schedules_costs_the_same_however_many_a_queue_has(
     server: PrivateServer, raw: Any
 ) -> None:
     costs = []
@@ -98,12 +98,12 @@ async def test_a_look_at_schedules_costs_the_same_however_many_a_queue_has(
             queue = client.reliable_queue(f"of {size}")
             names = map(str, range(size))
             await asyncio.gather(*(queue.schedule(name, every=3600, value=1) for name in names))
-            look = queue._open.partitions[0].recurrence.look
-            costs.append(sum((await commands(raw, look)).values()))
+            check = queue._open.partitions[0].recurrence.check
+            costs.append(sum((await commands(raw, check)).values()))
             # What is missing is put back in one round, however much that is.
             assert await queue.purge() == size
-            await look()
-            await look()
+            await check()
+            await check()
             assert (await queue.stats()).delayed == size
     print(costs)
     assert costs[1] < 2 * costs[0]

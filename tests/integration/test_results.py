@@ -56,7 +56,7 @@ async def other(server: PrivateServer) -> AsyncIterator[Client]:
 async def waiting(client: Client, count: int = 1, name: str = "jobs") -> None:
     """Wait until this many calls of a client wait for a message."""
     results = client.reliable_queue(name)._open.notifications
-    await until(lambda: sum(map(len, results._waiting.values())), equals=count)
+    await until(lambda: sum(map(len, results._waits.values())), equals=count)
 
 
 async def handle(queue: Jobs, result: object = None) -> None:
@@ -113,7 +113,7 @@ async def test_a_wait_ends_with_its_time(jobs: Jobs, raw: Any) -> None:
         await jobs.result(key, timeout=0)
     with pytest.raises(delayq.BadDelay):
         await jobs.result(key, timeout=-1)
-    assert not jobs._open.notifications._waiting
+    assert not jobs._open.notifications._waits
     # The server forgets it as well.
     assert 0 < await raw.pttl(KEYS.awaited) <= 120_000
 
@@ -435,7 +435,7 @@ async def test_a_wait_that_is_cancelled_or_whose_queue_closes_leaves_nothing(
             await asyncio.sleep(0)
         for wait in waits:
             await end(wait)
-    assert not jobs._open.notifications._waiting
+    assert not jobs._open.notifications._waits
     await handle(jobs, 1)
     assert await jobs.result(ids[0]) == 1
     theirs = other.reliable_queue("jobs")

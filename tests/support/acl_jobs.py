@@ -267,7 +267,7 @@ async def reliable_consumer(place: Place) -> None:
     # The same as when a schedule runs out of planned occurrences.
     await queue.schedule("again", cron="* * * * * *", value=1)
     await theirs.purge()
-    await queue._open.partitions[0].recurrence.look()
+    await queue._open.partitions[0].recurrence.check()
     await queue._open.partitions[0].recurrence._refill("again")
     assert await queue.unschedule("again")
     await theirs.purge("all")

@@ -22,8 +22,9 @@ from delayq._engine import stagger
 from delayq._redis.url import Address, from_url, redacted
 from delayq._redisson.records import payload_of
 from delayq._reliable.bodies import parse, parse_letter
-from delayq._reliable.recurrence import Unreadable, is_occurrence
+from delayq._reliable.ids import is_occurrence
 from delayq._reliable.schedules import to_schedule
+from delayq._reliable.timing import UnreadableSchedule
 from delayq.codecs import codec_for
 from tests.support.depth import examples
 from tests.support.vectors import kryo
@@ -179,7 +180,7 @@ FACTS = st.fixed_dictionaries(
 @example(b"[" * DEEP)
 @example(b'{"next":"","last":"","priority":0,"version":0,"timing":"' + b"[" * DEEP + b'"}\n')
 def test_a_schedules_record_is_read_or_named_unreadable(record: bytes) -> None:
-    with suppress(Unreadable):
+    with suppress(UnreadableSchedule):
         assert to_schedule("name", record, 0).name == "name"
 
 

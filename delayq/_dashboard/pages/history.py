@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from delayq._dashboard.board import Board
-    from delayq._reliable.tallies import Unit
+    from delayq._reliable.report_format import Unit
 
 # By its name in addresses: unit, number, text, and how many of them share a bar.
 _SPANS: Mapping[str, tuple[Unit, int, str, int]] = {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import delayq
 from delayq._durations import MICROSECOND
-from delayq._reliable.recurrence import is_occurrence
+from delayq._reliable.ids import is_occurrence
 from delayq._reliable.timing import AHEAD, Timing, cron_moments, timing_of, zone_of
 from tests.support.depth import examples
 from tests.support.programs import output_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delayq._reliable.tallies import Sampler, activity_of, checked_span, packed
+from delayq._reliable.report_format import Sampler, activity_of, checked_span, packed
 from delayq.errors import BadInput
 from delayq.stats import Activity, Spread, bucket_of
 
