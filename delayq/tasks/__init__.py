@@ -5,6 +5,6 @@ See :class:`Tasks`. Importing this package loads neither a client nor asyncio.
 
 from delayq._functions import INJECTED
 from delayq.tasks._calls import Call
-from delayq.tasks._tasks import Offering, Task, Tasks
+from delayq.tasks._tasks import BoundTask, Task, Tasks
 
-__all__ = ["INJECTED", "Call", "Offering", "Task", "Tasks"]
+__all__ = ["INJECTED", "BoundTask", "Call", "Task", "Tasks"]

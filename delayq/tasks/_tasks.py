@@ -40,8 +40,8 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Treatment:
-    """How a worker treats the calls of one task.
+class TaskOptions:
+    """How a worker handles the calls of one task.
 
     Attributes:
         max_attempts: The number of attempts after which a call becomes a dead letter; None for no
@@ -63,7 +63,7 @@ class _OwnSignature:
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
 
-    def __get__(self, task: Offering[Any] | None, _: object = None) -> Callable[..., Any]:
+    def __get__(self, task: BoundTask[Any] | None, _: object = None) -> Callable[..., Any]:
         if task is None:
             return self._method
         return MethodType(task.arguments.method(self._method), task)
@@ -77,7 +77,7 @@ else:
     _with_own_signature = _OwnSignature
 
 
-class Offering(Generic[P]):
+class BoundTask(Generic[P]):
     """A task, and the options with which calls of it are offered."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Offering(Generic[P]):
         self.arguments: Arguments = arguments
         self._options: Mapping[str, Any] = options
 
-    def options(self, **options: Unpack[OfferOptions]) -> Offering[P]:
+    def options(self, **options: Unpack[OfferOptions]) -> BoundTask[P]:
         """Return the task with options for its calls: those of :meth:`delayq.ReliableQueue.offer`.
 
         ::
@@ -103,7 +103,7 @@ class Offering(Generic[P]):
         known = OfferOptions.__annotations__
         if unknown := [name for name in options if name not in known]:
             raise BadInput(f"offer() has no option {unknown[0]!r}, only {', '.join(known)}")
-        return Offering(self._tasks, self.name, self.arguments, {**self._options, **options})
+        return BoundTask(self._tasks, self.name, self.arguments, {**self._options, **options})
 
     @_with_own_signature
     async def offer(self, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -128,7 +128,7 @@ class Offering(Generic[P]):
         further calls like this. Otherwise as :meth:`offer`.
         """
         call = Call(self.name, self.arguments.named(args, kwargs))
-        binding = self._tasks._binding(sync=True)  # noqa: SLF001 - they belong together
+        binding = self._tasks.binding(sync=True)
         return binding.run(lambda queue: queue.offer(call, **self._options))
 
     @_with_own_signature
@@ -147,7 +147,7 @@ class Offering(Generic[P]):
         return Offer(Call(self.name, self.arguments.named(args, kwargs)), **self._options)
 
 
-class Task(Offering[P], Generic[P, R_co]):
+class Task(BoundTask[P], Generic[P, R_co]):
     """A function that workers call when a message says so.
 
     Create one with :meth:`Tasks.task`. Calling the task itself calls the function here and now.
@@ -164,13 +164,13 @@ class Task(Offering[P], Generic[P, R_co]):
         function: Callable[P, R_co],
         name: str,
         aliases: tuple[str, ...],
-        treatment: Treatment,
+        task_options: TaskOptions,
     ) -> None:
         functools.update_wrapper(self, function)
         super().__init__(tasks, name, Arguments(function), {})
         self.aliases: tuple[str, ...] = aliases
         self.function: Callable[P, R_co] = function
-        self.treatment: Treatment = treatment
+        self.task_options: TaskOptions = task_options
         self._result: Codec[Any] | None = None
         # Each of its messages begins with this.
         self.head: bytes = b'{"task":%b,"args":' % json.dumps(name).encode()
@@ -225,7 +225,7 @@ class Task(Offering[P], Generic[P, R_co]):
     def result_sync(self, id: str, timeout: Duration | None = None) -> Any:  # noqa: A002
         """Return what :meth:`result` does, from code that is not async, as :meth:`offer_sync`."""
         codec = self._result_codec()
-        binding = self._tasks._binding(sync=True)  # noqa: SLF001 - they belong together
+        binding = self._tasks.binding(sync=True)
         payload = binding.run(lambda queue: queue._result_payload(id, timeout))  # noqa: SLF001
         return None if payload is None else codec.decode(payload)
 
@@ -259,6 +259,9 @@ class Tasks:
     Attributes:
         name: The queue's name.
         settings: The queue's settings that were given.
+        queue_settings: Those that do not apply to a task.
+        by_name: The tasks, by their names and aliases.
+        codec: Encodes and decodes their calls.
     """
 
     def __init__(self, queue: str, **settings: Unpack[SettingsOptions]) -> None:
@@ -283,14 +286,13 @@ class Tasks:
         self.name: str = queue
         self.settings: SettingsOptions = settings
         # Each task has its own retries, and other handles must not inherit them.
-        self._shared: dict[str, Any] = {
+        self.queue_settings: dict[str, Any] = {
             name: value
             for name, value in settings.items()
             if name not in ("max_attempts", "backoff")
         }
-        # By their names and aliases.
-        self._tasks: dict[str, Task[Any, Any]] = {}
-        self._codec = TaskCodec(self._tasks)
+        self.by_name: dict[str, Task[Any, Any]] = {}
+        self.codec: TaskCodec = TaskCodec(self.by_name)
         self._bindings: list[tuple[object, Binding]] = []
 
     @overload
@@ -344,7 +346,7 @@ class Tasks:
             BadInput: A setting is invalid.
             ConfigurationError: There is a task of that name already, or it is not a function.
         """
-        treatment = _treatment(
+        task_options = _checked_options(
             self.settings.get("max_attempts", UNSET) if max_attempts is UNSET else max_attempts,
             backoff or self.settings.get("backoff"),
             timeout,
@@ -359,15 +361,15 @@ class Tasks:
                     " that does not yield"
                 )
             called = getattr(function, "__name__", None) if name is None else name
-            task = Task(self, function, _checked(called), others, treatment)
-            for each in (task.name, *map(_checked, others)):
-                if each in self._tasks:
-                    other = name_of(self._tasks[each].function)
+            task = Task(self, function, _checked(called), others, task_options)
+            for alias in (task.name, *map(_checked, others)):
+                if alias in self.by_name:
+                    other = name_of(self.by_name[alias].function)
                     raise ConfigurationError(
-                        f"queue {self.name!r} already has a task {each!r}: {other}; give"
+                        f"queue {self.name!r} already has a task {alias!r}: {other}; give"
                         f" {name_of(function)} another name"
                     )
-            self._tasks.update(dict.fromkeys((task.name, *others), task))
+            self.by_name.update(dict.fromkeys((task.name, *others), task))
             return task
 
         return register if function is None else register(function)
@@ -385,10 +387,10 @@ class Tasks:
         """
         from delayq.tasks._bindings import AsyncBinding, SyncBinding  # noqa: PLC0415 - a client has loaded what they need
 
-        for task in self._tasks.values():
+        for task in self.by_name.values():
             task.arguments.check()
         kind = AsyncBinding if hasattr(client, "__aenter__") else SyncBinding
-        self._bindings.append((client, kind(client, self.name, self._codec, self._shared)))
+        self._bindings.append((client, kind(client, self.name, self.codec, self.queue_settings)))
 
     def unbind(self, client: object) -> None:
         """Offer through the client that was bound before. Does nothing if it is not bound."""
@@ -405,7 +407,7 @@ class Tasks:
             ConfigurationError: The tasks are not bound to a client.
             Closed: The client is not open.
         """
-        return self._binding().queue()
+        return self.binding().queue()
 
     async def offer_many(
         self, offers: Iterable[Offer[Call]], *, durability: str | None = None
@@ -424,9 +426,9 @@ class Tasks:
         self, offers: Iterable[Offer[Call]], *, durability: str | None = None
     ) -> list[str]:
         """Offer many calls from code that is not async, as :meth:`Task.offer_sync` offers one."""
-        some = [*offers]
-        return self._binding(sync=True).run(
-            lambda queue: queue.offer_many(some, durability=durability)
+        calls = [*offers]
+        return self.binding(sync=True).run(
+            lambda queue: queue.offer_many(calls, durability=durability)
         )
 
     async def schedule(
@@ -481,10 +483,15 @@ class Tasks:
         )
 
     def __repr__(self) -> str:
-        names = sorted({task.name for task in self._tasks.values()})
+        names = sorted({task.name for task in self.by_name.values()})
         return f"<Tasks of queue {self.name!r}: {', '.join(names) or 'none'}>"
 
-    def _binding(self, *, sync: bool = False) -> Binding:
+    def binding(self, *, sync: bool = False) -> Binding:
+        """Return the binding that is used; for code that is not async if ``sync``.
+
+        Raises:
+            ConfigurationError: The tasks are not bound to a client.
+        """
         for _, binding in reversed(self._bindings):
             if sync or not binding.is_sync:
                 return binding
@@ -494,12 +501,12 @@ class Tasks:
         )
 
 
-def _treatment(
+def _checked_options(
     max_attempts: int | Unset | None,
     backoff: Backoff | None,
     timeout: Duration | None,
     on_error: OnError | None,
-) -> Treatment:
+) -> TaskOptions:
     if max_attempts is not UNSET:
         check_count(max_attempts, "max_attempts", 1)
     if backoff is not None:
@@ -507,7 +514,7 @@ def _treatment(
     limit = None if timeout is None else seconds(timeout, "timeout")
     if limit == 0:
         raise BadInput("timeout must be more than 0")
-    return Treatment(max_attempts, backoff, limit, on_error)
+    return TaskOptions(max_attempts, backoff, limit, on_error)
 
 
 def _checked(name: object) -> str:

@@ -95,7 +95,7 @@ class _Recorder:
         self._provided = provided
         self._ids: set[str] = set()
         self._results: dict[str, Any] = {}
-        self._encoder = OfferEncoder(tasks._codec, DEFAULTS.options["max_payload"] or 0, self)
+        self._encoder = OfferEncoder(tasks.codec, DEFAULTS.options["max_payload"] or 0, self)
 
     def queue(self) -> Any:
         return self
@@ -119,7 +119,7 @@ class _Recorder:
     async def _result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
         if id in self._results:
             result = self._results[id]
-            return None if result is None else result_codec(self._tasks._codec).encode(result)
+            return None if result is None else result_codec(self._tasks.codec).encode(result)
         if id in self._ids:
             raise ResultTimeout(id, 0.0 if timeout is None else seconds(timeout, "timeout"))
         raise NoResult(id, keeps=True)
@@ -140,7 +140,7 @@ class _Recorder:
     def _recorded(self, offers: Sequence[Offer[Call]]) -> list[tuple[str, Call]]:
         """Record offers, and return their ids, and the calls as a worker reads them."""
         messages = self._encoder.messages(offers)
-        codec = self._tasks._codec
+        codec = self._tasks.codec
         calls = [codec.decode(codec.encode(offer.value)) for offer in offers]
         self._offers += [
             replace(offer, value=call) for offer, call in zip(offers, calls, strict=True)
@@ -152,7 +152,7 @@ class _Recorder:
         self, call: Call, provided: Mapping[Any, object]
     ) -> tuple[Callable[[], Any], bool]:
         """Return what makes a call, and whether that returns a coroutine."""
-        task = self._tasks._tasks[call.task]
+        task = self._tasks.by_name[call.task]
         injected = {
             each.name: _provided(task, each.name, provided) for each in task.arguments.injected
         }

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from delayq._reliable.message import WorkerMessage
     from delayq._reliable.replies import Claim
     from delayq.tasks import Call
-    from delayq.tasks._tasks import Treatment
+    from delayq.tasks._tasks import TaskOptions
     from delayq.worker._injection import Dependency
     from delayq.worker._listeners import Listener
     from delayq.worker._threads import Threads
@@ -397,14 +397,14 @@ class TaskHandling:
         port: WorkerPort,
         handlings: Mapping[str, Handling],
         unreadable: Handling,
-        treatments: Mapping[str, Treatment],
+        task_options: Mapping[str, TaskOptions],
     ) -> None:
         """Args:
         port: Claims the messages. The server then gives up a message only after the most
             attempts that any of the tasks has.
         handlings: How calls are handled, by the name of the task.
         unreadable: How the other messages are handled.
-        treatments: The retries of the tasks, by name.
+        task_options: The retries of the tasks, by name.
         """
         self._handlings = handlings
         self._unreadable = unreadable
@@ -412,11 +412,11 @@ class TaskHandling:
         self._retry_rules = {
             name: RetryRules(
                 port.policy.max_attempts
-                if treatment.max_attempts is UNSET
-                else treatment.max_attempts or 0,
-                treatment.backoff or port.backoff,
+                if options.max_attempts is UNSET
+                else options.max_attempts or 0,
+                options.backoff or port.backoff,
             )
-            for name, treatment in treatments.items()
+            for name, options in task_options.items()
         }
         limits = [rules.max_attempts for rules in self._retry_rules.values()]
         port.set_max_attempts(max(limits) if all(limits) else 0)

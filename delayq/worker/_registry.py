@@ -46,7 +46,7 @@ class IncludedTasks:
         """
         tasks: dict[str, Task[Any, Any]] = {}
         for group in self.groups:
-            for name, task in group._tasks.items():  # noqa: SLF001 - the worker and the tasks are one library
+            for name, task in group.by_name.items():
                 if name in tasks:
                     raise ConfigurationError(
                         f"queue {self.queue!r} has two tasks {name!r}:"
@@ -63,7 +63,7 @@ class IncludedTasks:
         """
         settings: dict[str, Any] = {}
         for group in self.groups:
-            for name, value in group._shared.items():  # noqa: SLF001 - as above
+            for name, value in group.queue_settings.items():
                 if settings.setdefault(name, value) != value:
                     raise ConfigurationError(
                         f"tasks of queue {self.queue!r} have different settings for {name}:"
@@ -90,10 +90,10 @@ class IncludedTasks:
         return {task.name: self._listener(task, injectable) for task in self.by_name().values()}
 
     def _listener(self, task: Task[Any, Any], injectable: Collection[Any]) -> Listener:
-        arguments, treatment = task.arguments, task.treatment
+        arguments, options = task.arguments, task.task_options
         arguments.check()
         settings = ListenerSettings(
-            self.queue, None, Settings(), 1, treatment.timeout, check_on_error(treatment.on_error)
+            self.queue, None, Settings(), 1, options.timeout, check_on_error(options.on_error)
         )
         injected = plan_injected(task.function, arguments.injected, injectable)
         plan = HandlerPlan(Call, False, injected, is_kind(iscoroutinefunction, task.function))

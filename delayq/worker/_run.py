@@ -155,9 +155,9 @@ class Run:
                 " them"
             )
         unreadable = self._handling(included.unreadable(), threads)
-        treatments = {task.name: task.treatment for task in included.by_name().values()}
+        task_options = {task.name: task.task_options for task in included.by_name().values()}
         port = queue.worker_port(concurrency)
-        handling = TaskHandling(port, handlings, unreadable, treatments)
+        handling = TaskHandling(port, handlings, unreadable, task_options)
         return Feed(port, handling.handle, threads, concurrency)
 
     def _open_threads(self, queue: str, concurrency: int | None) -> tuple[int, Threads]:

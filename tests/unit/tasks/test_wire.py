@@ -60,17 +60,17 @@ def tasks() -> Tasks:
 
 def sent(task: Task[..., Any], *args: Any, **kwargs: Any) -> bytes:
     """Return a call as it is stored."""
-    return task._tasks._codec.encode(task.to_offer(*args, **kwargs).value)
+    return task._tasks.codec.encode(task.to_offer(*args, **kwargs).value)
 
 
 def received(tasks: Tasks, value: Any) -> Any:
     """Return a call as a worker reads it."""
-    return tasks._codec.decode(value if isinstance(value, bytes) else json.dumps(value).encode())
+    return tasks.codec.decode(value if isinstance(value, bytes) else json.dumps(value).encode())
 
 
 def carry_out(tasks: Tasks, payload: bytes) -> Any:
     call = received(tasks, payload)
-    return tasks._tasks[call.task].arguments.call(call.arguments, {})
+    return tasks.by_name[call.task].arguments.call(call.arguments, {})
 
 
 def test_a_call_is_a_json_object_with_named_arguments(tasks: Tasks) -> None:
@@ -96,7 +96,7 @@ def test_a_call_is_a_json_object_with_named_arguments(tasks: Tasks) -> None:
             received(tasks, value)
     for value in ({"task": "send"}, Call("gone", {})):
         with pytest.raises(BadInput):
-            tasks._codec.encode(value)  # type: ignore[arg-type]
+            tasks.codec.encode(value)  # type: ignore[arg-type]
 
 
 def test_arguments_arrive_with_their_types() -> None:
