@@ -166,7 +166,7 @@ class Dispatcher(Generic[Item]):
         services: EngineContext,
         *,
         on_join: Callable[[bool], None],
-        on_last_left: Callable[[], None] = lambda: None,
+        on_last_left: Callable[[], None] | None = None,
         source_of: Callable[[Item], int] = lambda _: 0,
         policy_of: Callable[[Item], Hashable] = lambda _: None,
     ) -> None:
@@ -298,7 +298,7 @@ class Dispatcher(Generic[Item]):
         """Remove a caller, unless it was removed already."""
         if caller.timeout is not None:
             caller.timeout.cancel()
-        if self.callers.leave(caller):
+        if self.callers.leave(caller) and self._on_last_left is not None:
             self._on_last_left()
 
     def hold(self, holder: Holder[Item]) -> None:

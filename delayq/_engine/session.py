@@ -74,6 +74,10 @@ class Session:
         )
         self.scheduler: Scheduler = Scheduler(services)
 
+    def on_fork(self) -> None:
+        """Belong to no thread from now on: this is a child process."""
+        self._thread = None
+
     def check_loop(self) -> None:
         """Raise ConfigurationError unless the client was opened in this event loop and process.
 
@@ -131,7 +135,7 @@ _of_this_process: WeakSet[Session] = WeakSet()
 
 def _after_fork() -> None:
     for session in _of_this_process:
-        session._thread = None  # noqa: SLF001
+        session.on_fork()
     _of_this_process.clear()
 
 

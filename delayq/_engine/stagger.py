@@ -166,7 +166,7 @@ class Stagger:
 
     def delay(self, *, wants_messages: bool) -> float:
         """Return how long after the due time to wake, in seconds."""
-        if self._goes_first:
+        if self._standing is not _Standing.BEHIND:
             return _MOVER_DELAY if self._listeners > 1 and not wants_messages else 0.0
         base = min(max(MIN_STAGGER, _NOTICE_TIMES * self._slowest), MAX_STAGGER)
         spread = min(base * max(1.0, self._listeners / _FEW_CLIENTS), _MAX_SPREAD - base)

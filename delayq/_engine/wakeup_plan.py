@@ -351,8 +351,11 @@ class WakeupPlan:
         self.failures = 0
         due_us = -1 if reply is CallOutcome.MORE_DUE else reply
         self._confirmed = -1 if reply in (0, CallOutcome.MORE_DUE) else call.knowledge
-        actions = self._leave_dormancy() if call.has_messages else ()
-        actions += self.on_next_due(due_us, now) + self._repeat_if_outdated(call.knowledge)
+        is_dormant = self.stagger.is_dormant
+        actions = self._leave_dormancy() if call.has_messages and is_dormant else ()
+        actions += self.on_next_due(due_us, now)
+        if call.knowledge != self.knowledge:
+            actions += self._repeat_if_outdated(call.knowledge)
         if call.due_us != math.inf and not 0 < due_us <= call.due_us:
             # Its messages were gone, and not still to come.
             self.stagger.came_too_late()

@@ -315,8 +315,12 @@ class Wheel:
         if not self.pending:
             self.clear()
             return None
-        ticks = (self.near.next_tick(), self.far.next_tick(), self.very_far.next_tick())
-        return min(tick for tick in ticks if tick is not None)
+        first: int | None = None
+        for level in (self.near, self.far, self.very_far):
+            tick = level.next_tick()
+            if tick is not None and (first is None or tick < first):
+                first = tick
+        return first
 
     def clear(self) -> list[Timeout]:
         """Cancel everything, and return the pending timers in the order of their expiry."""
