@@ -94,17 +94,17 @@ Figures = dict[str, float]
 Sample = Callable[..., Any]
 
 
-def offering(stage: Stage, role: str, *, profile: bool = False, **given: Any) -> Any:
+def offering(stage: Stage, role: str, *, profile: bool = False, **options: Any) -> Any:
     stage.server.execute_command("FLUSHALL", "SYNC")
-    given = {"offers": stage.sizes.offers, "profile": profile} | given
-    return result(start("offer", role=role, url=stage.url, **given))
+    options = {"offers": stage.sizes.offers, "profile": profile} | options
+    return result(start("offer", role=role, url=stage.url, **options))
 
 
 def one_by_one(stage: Stage) -> Figures:
     stage.server.execute_command("FLUSHALL", "SYNC")
-    given = {"size": stage.sizes.slice, "own_scripts": False}
-    found = result(start("offer", role="one_by_one", url=stage.url, **given))
-    return {f"{way}, {name}": found[way][name] for way in found for name in found[way]}
+    options = {"size": stage.sizes.slice, "own_scripts": False}
+    outcome = result(start("offer", role="one_by_one", url=stage.url, **options))
+    return {f"{way}, {name}": outcome[way][name] for way in outcome for name in outcome[way]}
 
 
 def alone(stage: Stage, kind: str, *, profile: bool) -> Any:
@@ -227,20 +227,22 @@ class Row(NamedTuple):
     def judge(self, runs: list[dict[str, Figures]]) -> dict[str, Any]:
         """Return the row's figures over the runs, and whether it meets its goal."""
         ours = [run[self.sample[0]][self.sample[1]] for run in runs]
-        found: dict[str, Any] = {"what": self.what, "delayq": statistics.median(ours)}
+        row: dict[str, Any] = {"what": self.what, "delayq": statistics.median(ours)}
         judged = ours
         if self.by_hand is not None:
             theirs = [run[self.by_hand[0]][self.by_hand[1]] for run in runs]
             over, under = (theirs, ours) if self.inverse else (ours, theirs)
-            judged = [one / other for one, other in zip(over, under, strict=True)]
-            found |= {"by_hand": statistics.median(theirs), "ratio": statistics.median(judged)}
+            judged = [
+                numerator / denominator for numerator, denominator in zip(over, under, strict=True)
+            ]
+            row |= {"by_hand": statistics.median(theirs), "ratio": statistics.median(judged)}
         value = statistics.median(judged)
-        found |= {"runs": judged, "least": min(judged), "most": max(judged)}
+        row |= {"runs": judged, "least": min(judged), "most": max(judged)}
         if self.at_least is not None:
-            found |= {"goal": f">= {self.at_least:g}", "met": value >= self.at_least}
+            row |= {"goal": f">= {self.at_least:g}", "met": value >= self.at_least}
         elif self.at_most is not None:
-            found |= {"goal": f"<= {self.at_most:g}", "met": value <= self.at_most}
-        return found
+            row |= {"goal": f"<= {self.at_most:g}", "met": value <= self.at_most}
+        return row
 
 
 def all_rows(clients: int) -> list[Row]:
@@ -248,15 +250,15 @@ def all_rows(clients: int) -> list[Row]:
 
 
 def rows_of_offers() -> list[Row]:
-    found = []
+    rows = []
     for name, way, goals in (
         ("offers, 1,000 at once", "at once", (0.70, 0.60)),
         ("offer_many(1,000)", "many", (0.85, 0.75)),
     ):
         for kind, goal in zip(offer.KINDS, goals, strict=True):
             ours = f"{kind}, {way}", "rate"
-            found.append(Row(f"{name}, {kind}, /s", ours, (SHARED, "rate"), goal))
-    for figure, unit, least in (
+            rows.append(Row(f"{name}, {kind}, /s", ours, (SHARED, "rate"), goal))
+    for figure, unit, at_least in (
         ("rate", "/s", 0.85),
         ("client_us", "client us", None),
         ("script_us", "script us", None),
@@ -264,8 +266,8 @@ def rows_of_offers() -> list[Row]:
         for kind in offer.KINDS:
             ours = ONE_BY_ONE, f"{kind}, one by one, {figure}"
             bare = ONE_BY_ONE, f"{offer.BARE}, {figure}"
-            found.append(Row(f"one lone offer, {kind}, {unit}", ours, bare, least))
-    return found
+            rows.append(Row(f"one lone offer, {kind}, {unit}", ours, bare, at_least))
+    return rows
 
 
 def rows_of_deliveries() -> list[Row]:
@@ -308,8 +310,8 @@ def rows_of_moments(clients: int) -> list[Row]:
 def other_rows() -> list[Row]:
     name = f"{PARTITIONS} partitions on {MASTERS} masters"
     parts = [
-        Row(f"{name}, {unit}", (PARTITIONED, figure), (ONE_QUEUE, figure), least, most)
-        for figure, unit, least, most in (
+        Row(f"{name}, {unit}", (PARTITIONED, figure), (ONE_QUEUE, figure), at_least, at_most)
+        for figure, unit, at_least, at_most in (
             ("offer rate", "offers/s", None, None),
             ("take rate", "taken/s", 1.8, None),
             ("offer client", "client us an offer", None, 1.2),
@@ -320,11 +322,11 @@ def other_rows() -> list[Row]:
     parts += [
         Row(
             f"{name}, possible {unit}, 2 clients to 1",
-            (TWO_CLIENTS, f"{what} possible"),
-            (PARTITIONED, f"{what} possible"),
+            (TWO_CLIENTS, f"{call} possible"),
+            (PARTITIONED, f"{call} possible"),
             1.7,
         )
-        for what, unit in (("offer", "offers/s"), ("take", "taken/s"))
+        for call, unit in (("offer", "offers/s"), ("take", "taken/s"))
     ]
     wheel, call_later = (WHEEL, "pair"), (CALL_LATER, "pair")
     delayq, asyncio = ("import delayq", "ms"), ("import asyncio", "ms")
@@ -358,33 +360,35 @@ def causes(
     heads = [head for head, (_, plain, _) in PROFILES.items() if plain in runs[0]]
     samples: dict[str, list[Any]] = {head: [] for head in heads}
     for _ in range(profiles):
-        for head, found in samples.items():
-            found.append(PROFILES[head][0](stage, profile=True))
+        for head, sample_list in samples.items():
+            sample_list.append(PROFILES[head][0](stage, profile=True))
     divided = {}
-    for head, found in samples.items():
+    for head, sample_list in samples.items():
         _, plain, of = PROFILES[head]
-        cost = medians(each["figures"] for each in found)
+        cost = medians(sample["figures"] for sample in sample_list)
         divided[head] = {
             "client": client_us(
-                undisturbed([each["client"] for each in found]),
+                undisturbed([sample["client"] for sample in sample_list]),
                 cost,
                 statistics.median(run[plain][f"{of}client_us"] for run in runs),
                 # So little that it is often less than the system can tell in one run.
                 statistics.fmean(run[plain][f"{of}kernel_us"] for run in runs),
             ),
             "server": server_us(
-                medians(each["commands"] for each in found), cost["script_us"], cost["server_us"]
+                medians(sample["commands"] for sample in sample_list),
+                cost["script_us"],
+                cost["server_us"],
             ),
         }
     return divided
 
 
-def print_causes(found: dict[str, dict[str, dict[str, float]]]) -> None:
+def print_causes(causes_by_head: dict[str, dict[str, dict[str, float]]]) -> None:
     """Print a column for each sample, with the causes of the client and then of the server."""
-    heads = ["us per message by cause".ljust(36), *found]
+    heads = ["us per message by cause".ljust(36), *causes_by_head]
     table = Table({"head": ""}, heads, as_json=False)
     for part in ("client", "server"):
-        columns = [column[part] for column in found.values()]
+        columns = [column[part] for column in causes_by_head.values()]
         totals = [sum(column.values()) for column in columns]
         largest: dict[str, float] = {}
         for column, total in zip(columns, totals, strict=True):
@@ -395,7 +399,7 @@ def print_causes(found: dict[str, dict[str, dict[str, float]]]) -> None:
         for cause in sorted(largest.keys() - small, key=lambda cause: -largest[cause]):
             table.add({}, f"  {cause}", *(f"{column.get(cause, 0.0):.2f}" for column in columns))
         rests = (sum(column.get(cause, 0.0) for cause in small) for column in columns)
-        table.add({}, "  others", *(f"{rest:.2f}" for rest in rests))
+        table.add({}, "  others", *(f"{small_share:.2f}" for small_share in rests))
 
 
 def main() -> None:
@@ -429,7 +433,7 @@ def main() -> None:
     ]
     if not rows:
         parser.error(f"no row contains {' or '.join(map(repr, options.rows))}")
-    needed = set[str]().union(*(row.samples() for row in rows))
+    sample_names = set[str]().union(*(row.samples() for row in rows))
     load = os.getloadavg()[0]
     with ExitStack() as stack:
         stage = Stage(stack, sizes)
@@ -440,11 +444,11 @@ def main() -> None:
                 f" others before it began: {load:.2f}"
             ),
         }
-        found = [
-            {name: sample(stage) for name, sample in SAMPLES.items() if name in needed}
+        figures = [
+            {name: sample(stage) for name, sample in SAMPLES.items() if name in sample_names}
             for _ in range(runs)
         ]
-        divided = causes(stage, found, 1 if options.quick else PROFILE_RUNS)
+        divided = causes(stage, figures, 1 if options.quick else PROFILE_RUNS)
     columns = (
         "what".ljust(52),
         "    delayq",
@@ -456,11 +460,11 @@ def main() -> None:
     )
     table = Table(about, columns, as_json=options.json)
     for row in rows:
-        judged = row.judge(found)
+        judged = row.judge(figures)
         table.add(judged, *cells_of(judged))
     if divided and not options.json:
         print_causes(divided)
-    table.end(causes={head.strip(): parts for head, parts in divided.items()}, samples=found)
+    table.end(causes={head.strip(): parts for head, parts in divided.items()}, samples=figures)
 
 
 if __name__ == "__main__":

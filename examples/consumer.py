@@ -15,12 +15,12 @@ import delayq
 
 async def main(count: int | None) -> None:
     async with delayq.connect() as client:
-        seen = 0
+        printed = 0
         async for greeting in client.delayed_queue("greetings"):
             late = datetime.now(UTC) - datetime.fromisoformat(greeting["due_at"])
             print(f"{greeting['text']}, {late.total_seconds() * 1000:.1f} ms late", flush=True)
-            seen += 1
-            if seen == count:
+            printed += 1
+            if printed == count:
                 break
 
 

@@ -45,7 +45,9 @@ async def webhook(value: dict[str, str]) -> None:
         raise ConnectionError("shop.example.org does not answer")
 
 
-async def until(queue: delayq.ReliableQueue[dict[str, str]], state: str, count: int) -> None:
+async def wait_for_count(
+    queue: delayq.ReliableQueue[dict[str, str]], state: str, count: int
+) -> None:
     """Wait until the server has this number of messages in a state."""
     while getattr(await queue.stats(), state) != count:  # noqa: ASYNC110 - only the server knows
         await asyncio.sleep(0.1)
@@ -69,7 +71,7 @@ async def break_things(client: delayq.Client) -> None:
         ]
     )
     # The worker also gives back what it has claimed ahead.
-    await until(exports, "leased", 4)
+    await wait_for_count(exports, "leased", 4)
     await exports.offer({"tenant": "bob"}, id="bob-0", group="bob")
 
     webhooks = client.reliable_queue("webhooks")
@@ -77,8 +79,8 @@ async def break_things(client: delayq.Client) -> None:
     await webhooks.offer_many([delayq.Offer({"url": url}) for _ in range(28)])
     # Misspelt by a producer.
     await webhooks.offer_many([delayq.Offer({"uri": url}) for _ in range(12)])
-    await until(webhooks, "dead", 40)
-    await until(exports, "leased", 4)
+    await wait_for_count(webhooks, "dead", 40)
+    await wait_for_count(exports, "leased", 4)
 
 
 async def main() -> None:
