@@ -169,8 +169,8 @@ def acl_rules(
     if servers not in _SERVERS:
         raise BadInput(f"servers must be one of {', '.join(_SERVERS)}, not {servers!r}")
     commands: set[str] = set(f"{_EVERYBODY} {_SERVERS[servers]}".split())
-    if (promise := parse(durability)) is not None and role == "producer":
-        commands.add(str(promise.command[0]).lower())
+    if (level := parse(durability)) is not None and role == "producer":
+        commands.add(str(level.command[0]).lower())
     keys: list[str] = []
     channels: list[str] = []
     for name in delayed:

@@ -82,12 +82,12 @@ def history(
         _of_message(queue, id, url, as_json=as_json)
         return
 
-    async def look(client: Client) -> list[Activity]:
+    async def read(client: Client) -> list[Activity]:
         return await (await queue.existing(client, _HAVE_HISTORY)).activity(
             minutes=minutes, hours=hours
         )
 
-    activity, now = at_server_time(url, look)
+    activity, now = at_server_time(url, read)
     sums = Activity.total(activity)
     is_empty = not any(getattr(sums, name) for name in _COUNTS)
     if as_json:
@@ -111,10 +111,10 @@ def history(
 
 
 def _of_message(queue: ReliableOnly, id: str, url: str | None, *, as_json: bool) -> None:  # noqa: A002
-    async def look(client: Client) -> MessageHistory | None:
+    async def read(client: Client) -> MessageHistory | None:
         return await (await queue.existing(client, _HAVE_HISTORY)).history(id)
 
-    history, now = at_server_time(url, look)
+    history, now = at_server_time(url, read)
     if history is None:
         say(f"nothing is known about message {id!r}")
         raise typer.Exit(1)
@@ -209,13 +209,13 @@ def workers(
         queue.check_reliable("have workers")
         name = queue.name
 
-    async def look(client: Client) -> list[WorkerInfo]:
+    async def read(client: Client) -> list[WorkerInfo]:
         if queue is not None:
             await queue.check_existence(client)
         return await list_workers(client, name)
 
     try:
-        entries, now = at_server_time(url, look)
+        entries, now = at_server_time(url, read)
     except ServerRefused as error:
         hint = (
             "; without +scan, name a queue: delayq workers NAME" if "'scan'" in str(error) else ""

@@ -56,7 +56,7 @@ def _names(context: typer.Context, incomplete: str, kinds: tuple[QueueKind, ...]
     logging.disable()
     queues: set[FoundQueue] = set()
     with suppress(DelayqError, TimeoutError, OSError):
-        asyncio.run(_look(url, queues))
+        asyncio.run(_collect(url, queues))
     before = os.environ.get(_BEFORE, "")
     arguments = sorted(
         queue.argument
@@ -91,6 +91,6 @@ def join_words() -> None:
     os.environ |= {"COMP_WORDS": "\n".join(rejoined), "COMP_CWORD": place, _BEFORE: before + colon}
 
 
-async def _look(url: str, queues: set[FoundQueue]) -> None:
+async def _collect(url: str, queues: set[FoundQueue]) -> None:
     async with asyncio.timeout(_PATIENCE), delayq.connect(url) as client:
         await collect_queues(client, queues)

@@ -151,7 +151,7 @@ def list_dead(
         _show_groups(queue, group_by, choice, url, limit, offset, as_json=as_json)
         return
 
-    async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int | None]:
+    async def read(client: Client) -> tuple[list[DeadLetter[bytes]], int | None]:
         letters = (await queue.existing(client, _DOING)).dead
         if choice.is_all:
             return await letters.list(offset=offset, limit=limit), await letters.size()
@@ -160,7 +160,7 @@ def list_dead(
         stores = await queue.stores(client)
         return await admin.find(stores, query, offset=offset, limit=limit + 1), None
 
-    (letters, size), now = at_server_time(url, look)
+    (letters, size), now = at_server_time(url, read)
     page = letters[:limit]
     if as_json:
         for letter in page:
@@ -207,14 +207,14 @@ def _show_groups(
     *,
     as_json: bool,
 ) -> None:
-    async def look(client: Client) -> list[LetterGroup]:
+    async def read(client: Client) -> list[LetterGroup]:
         queue.check_reliable(_DOING)
         await queue.check_existence(client)
         stores = await queue.stores(client)
         with progress("counted", is_shown=not as_json) as show:
             return await admin.groups(stores, by, await choice.query(client), progress=show)
 
-    groups, now = at_server_time(url, look)
+    groups, now = at_server_time(url, read)
     page = groups[offset : offset + limit]
     if as_json:
         for group in page:

@@ -68,13 +68,13 @@ def list_groups(
     """
     queue.check_reliable(_DOING)
 
-    async def look(client: Client) -> list[Group]:
+    async def read(client: Client) -> list[Group]:
         # One more tells whether there are more.
         return await (await queue.existing(client, _DOING)).groups.list(
             after=after, limit=limit + 1
         )
 
-    groups, now = at_server_time(url, look)
+    groups, now = at_server_time(url, read)
     page = groups[:limit]
     if as_json:
         for group in page:

@@ -65,12 +65,12 @@ def peek(
     """
     decoder = codec_of(codec)
 
-    async def look(client: Client) -> list[MessageView]:
+    async def read(client: Client) -> list[MessageView]:
         await queue.check_existence(client)
         ready = await _page(client, queue, "ready", decoder, 0, limit)
         return ready + await _page(client, queue, "delayed", decoder, 0, limit - len(ready))
 
-    views, now = at_server_time(url, look)
+    views, now = at_server_time(url, read)
     show_list(views, now, as_json=as_json, mixed=True)
     raise typer.Exit(0 if views else 1)
 
@@ -92,12 +92,12 @@ def list_messages(
     """
     decoder = codec_of(codec)
 
-    async def look(client: Client) -> tuple[list[MessageView], str]:
+    async def read(client: Client) -> tuple[list[MessageView], str]:
         await queue.check_existence(client)
         page = await _page(client, queue, state, decoder, offset, limit)
         return page, "" if page else await _elsewhere(client, queue, state, offset)
 
-    (views, elsewhere), now = at_server_time(url, look)
+    (views, elsewhere), now = at_server_time(url, read)
     show_list(views, now, as_json=as_json, if_empty=elsewhere)
     raise typer.Exit(0 if views else 1)
 
@@ -119,7 +119,7 @@ def get(
     """
     decoder = codec_of(codec)
 
-    async def look(client: Client) -> MessageView | None:
+    async def read(client: Client) -> MessageView | None:
         if queue.is_reliable:
             await queue.check_existence(client)
             message = await ReliableInspector.of(client, queue.name).get(id)
@@ -127,7 +127,7 @@ def get(
         record = await DelayedInspector.of(client, queue.name).find_record(id)
         return None if record is None else MessageView.of_record(record, "delayed", decoder)
 
-    view, now = at_server_time(url, look)
+    view, now = at_server_time(url, read)
     if view is None:
         raise no_message(id)
     show_one(view, now, as_json=as_json)
@@ -263,13 +263,13 @@ def search(
     decoder = codec_of(codec)
     searched_states = states if state == "all" else (state,)
 
-    async def look(client: Client) -> tuple[Search[MessageView], list[MessageView]]:
+    async def read(client: Client) -> tuple[Search[MessageView], list[MessageView]]:
         sources = await _sources(client, queue, searched_states, decoder)
         work = Search(sources, lambda view: query.matches(_fields(view)), offset)
         with progress("searched", is_shown=not as_json) as show:
             return work, await work.run(max_examined=scan, limit=limit, progress=show)
 
-    (work, matches), now = at_server_time(url, look)
+    (work, matches), now = at_server_time(url, read)
     next_offset = work.next_offset
     if matches or as_json:
         show_list(matches, now, as_json=as_json, mixed=True)
@@ -316,10 +316,10 @@ def inspect(
     """
     decoder = codec_of(codec)
 
-    def look(client: Client) -> Awaitable[list[Record]]:
+    def read(client: Client) -> Awaitable[list[Record]]:
         return DelayedInspector.of(client, queue.name).records(state, offset=offset, limit=limit)
 
-    records, now = at_server_time(url, look)
+    records, now = at_server_time(url, read)
     for place, record in enumerate(records):
         if as_json:
             print_json(_record_facts(record, state, decoder))

@@ -186,13 +186,13 @@ def result(
     """
     seconds, decoder = duration(timeout, "--timeout") or 0.0, codec_of(codec)
 
-    async def look(client: Client) -> bytes | None:
+    async def read(client: Client) -> bytes | None:
         jobs = await queue.existing(client, "have results")
         payload: bytes | None = await jobs.result(id, seconds)
         return payload
 
     try:
-        payload = with_client(url, look)
+        payload = with_client(url, read)
     except (MessageFailed, NoResult, ResultTimeout) as error:
         tell(str(error))
         raise typer.Exit(1) from None

@@ -52,7 +52,7 @@ def schedules(
     if queue is not None:
         queue.check_reliable(_DOING)
 
-    async def look(client: Client) -> list[tuple[str, Schedule]]:
+    async def read(client: Client) -> list[tuple[str, Schedule]]:
         if queue is not None:
             await queue.check_existence(client)
             names = [queue.name]
@@ -70,7 +70,7 @@ def schedules(
         return rows
 
     try:
-        every, now = at_server_time(url, look)
+        every, now = at_server_time(url, read)
     except ServerRefused as error:
         hint = (
             "; without +scan, name a queue: delayq schedules NAME" if "'scan'" in str(error) else ""
