@@ -65,8 +65,8 @@ async def live_page(
     elif offset:
         await _skip(readers, offset)
     merged = _Merged([reader.messages for reader in readers], readers[0].order)
-    found = await merged.take(limit)
-    messages = [(number, message) for number, (_, message) in found]
+    items = await merged.take(limit)
+    messages = [(number, message) for number, (_, message) in items]
     return LivePage(messages, any(reader.is_cut for reader in readers))
 
 
@@ -74,10 +74,10 @@ async def _skip(readers: Sequence[_Reader], offset: int) -> None:
     """Let readers begin behind the first messages of all partitions."""
     merged = _Merged([reader.heads for reader in readers], readers[0].order)
     ends = [0] * len(readers)
-    while offset and (some := await merged.take(min(offset, PAGE))):
-        offset -= len(some)
-        for number, (place, _) in some:
-            ends[number] = place + 1
+    while offset and (page := await merged.take(min(offset, PAGE))):
+        offset -= len(page)
+        for number, (position, _) in page:
+            ends[number] = position + 1
     for reader, end in zip(readers, ends, strict=True):
         reader.start(end)
 
@@ -96,8 +96,8 @@ async def letters_page(
     if len(stores) == 1:
         return [(0, letter) for letter in await stores[0].dead_page(offset, limit)]
     merged = _Merged([_Deaths(store, offset + limit).read for store in stores], _by_death)
-    while offset and (some := await merged.take(min(offset, _DEATHS))):
-        offset -= len(some)
+    while offset and (page := await merged.take(min(offset, _DEATHS))):
+        offset -= len(page)
     deaths = await merged.take(limit)
     named: dict[int, list[Death]] = {}
     for number, death in deaths:
@@ -130,16 +130,16 @@ class _Reader:
         """Begin behind this many messages."""
         self.at, self._is_at_end, self.is_cut = at, False, False
 
-    def order(self, found: tuple[int, MessageHead | StoredMessage]) -> Order:
+    def order(self, item: tuple[int, MessageHead | StoredMessage]) -> Order:
         """Return what decides which partition's message comes first."""
-        _, message = found
+        _, message = item
         return (-message.priority if self._state == "ready" else 0, message.moment_us)
 
     async def messages(self) -> Sequence[tuple[int, StoredMessage]]:
-        """Return the next live messages and their places; none at the end."""
+        """Return the next live messages and their positions; none at the end."""
         while not self._is_at_end:
-            if found := await self._step(self._store.page, self._limit):
-                return found
+            if messages := await self._step(self._store.page, self._limit):
+                return messages
             # All of them have expired. Find the next one without reading bodies.
             if not (heads := await self.heads()):
                 break
@@ -147,39 +147,39 @@ class _Reader:
         return []
 
     async def heads(self) -> Sequence[tuple[int, MessageHead]]:
-        """Return the next live messages and their places, without bodies; none at the end."""
+        """Return the next live messages and their positions, without bodies; none at the end."""
         while not self._is_at_end:
-            if found := await self._step(self._store.heads, PAGE):
-                return found
+            if heads := await self._step(self._store.heads, PAGE):
+                return heads
         return []
 
     async def _step(
-        self, read: Callable[[str, int, int], Awaitable[Sequence[T | None]]], most: int
+        self, read: Callable[[str, int, int], Awaitable[Sequence[T | None]]], size: int
     ) -> list[tuple[int, T]]:
         start = self.at
-        asked = most if self.farthest is None else min(most, self.farthest - start)
-        if asked <= 0:
+        limit = size if self.farthest is None else min(size, self.farthest - start)
+        if limit <= 0:
             self.is_cut = self._is_at_end = True
             return []
-        some = await read(self._state, start, asked)
-        self.at += len(some)
-        self._is_at_end = len(some) < asked
-        return [(place, each) for place, each in enumerate(some, start) if each is not None]
+        page = await read(self._state, start, limit)
+        self.at += len(page)
+        self._is_at_end = len(page) < limit
+        return [(position, item) for position, item in enumerate(page, start) if item is not None]
 
 
 class _Deaths:
     """Reads the names of one partition's dead letters, step by step."""
 
-    def __init__(self, store: ReliableStore, most: int) -> None:
+    def __init__(self, store: ReliableStore, limit: int) -> None:
         self._store = store
         self._at = 0
-        self._step = min(most, _DEATHS)
+        self._step = min(limit, _DEATHS)
 
     async def read(self) -> Sequence[Death]:
         """Return the next ones, oldest first; none at the end."""
-        found = await self._store.deaths(self._at, self._step)
-        self._at += len(found)
-        return found
+        deaths = await self._store.deaths(self._at, self._step)
+        self._at += len(deaths)
+        return deaths
 
 
 def _by_death(death: Death) -> Order:
@@ -207,15 +207,15 @@ class _Merged(Generic[T]):
 
     async def take(self, count: int) -> list[tuple[int, T]]:
         """Return the next items, each with the number of its partition."""
-        taken: list[tuple[int, T]] = []
-        while len(taken) < count:
+        items: list[tuple[int, T]] = []
+        while len(items) < count:
             await self._read_on()
             if not self._firsts:
                 break
             _, number = heapq.heappop(self._firsts)
-            taken.append((number, self._parts[number].popleft()))
+            items.append((number, self._parts[number].popleft()))
             self._file(number)
-        return taken
+        return items
 
     async def _read_on(self) -> None:
         if not self._unknown:

@@ -99,8 +99,8 @@ class MovedPartition:
             How many messages workers have, with those that were cancelled and still run.
         """
         pairs = ((self._keys.named(name), self._keys.aside(name)) for name in ASIDE)
-        own = (self._keys.leased, self._keys.stopping, self._keys.settings)
-        keys = (*own, *chain.from_iterable(pairs))
+        fixed_keys = (self._keys.leased, self._keys.stopping, self._keys.settings)
+        keys = (*fixed_keys, *chain.from_iterable(pairs))
         return int(await self._client.run(SET_ASIDE, keys, (self._epoch, partitions)))
 
     async def is_aside(self) -> bool:
@@ -167,8 +167,8 @@ class MovedPartition:
     async def starts_of_groups(self, limit: int) -> list[Entry]:
         """Return the first starts that rates of groups count, and their scores."""
         key, after = self._keys.aside("starts"), _STARTS_OF_QUEUE[1].replace(b"(", b"[")
-        some = await self._client.command("ZRANGEBYLEX", key, after, "+", "LIMIT", 0, limit)
-        return [(member, b"0") for member in some]
+        starts = await self._client.command("ZRANGEBYLEX", key, after, "+", "LIMIT", 0, limit)
+        return [(member, b"0") for member in starts]
 
     async def fields(self, name: str, limit: int) -> AsyncIterator[list[Entry]]:
         """Yield the fields of a hash and their values, up to ``limit`` at a time."""

@@ -153,9 +153,9 @@ class Outcome(NamedTuple):
         )
         death = None
         if letter is not None and died is not None:
-            why = read_letter(letter)[0]
+            cause = read_letter(letter)[0]
             body = letter.partition(b"\n")[2]
-            death = Death(parse_us(died), why.reason, why.error, body)
+            death = Death(parse_us(died), cause.reason, cause.error, body)
             if record is not None and record.is_done:
                 if record.moment_us < death.died_us:
                     record = None
@@ -185,7 +185,7 @@ def parse_record(stored: bytes, moment_us: int) -> Record | None:
     *lines, payload = stored[head.end() :].split(b"\n", int(head[3]))
     if len(lines) != int(head[3]):
         return None
-    attempts = [found for line in lines if (found := _attempt(line)) is not None]
+    attempts = [attempt for line in lines if (attempt := _attempt(line)) is not None]
     return Record(
         head[1] != b"live",
         head[2],
@@ -221,8 +221,8 @@ def _attempt(line: bytes) -> Attempt | None:
 
 def offered_of(body: bytes) -> bytes:
     """Return the time of the offer from a body: it tells the message from others with its id."""
-    found = _OFFERED.match(body)
-    return b"0" if found is None else found[0]
+    offered = _OFFERED.match(body)
+    return b"0" if offered is None else offered[0]
 
 
 def attempt_of(claim: Claim, error: str = "") -> bytes:
@@ -237,8 +237,8 @@ def attempt_of(claim: Claim, error: str = "") -> bytes:
     if not error:
         return head + b"}"
     line, newline, trace = error.partition("\n")
-    kept = f"{line[:_ERROR_MOST]}{newline}{trace[-_ERROR_MOST:]}"
-    return b'%b,"error":%b}' % (head, json.dumps(kept).encode())
+    text = f"{line[:_ERROR_MOST]}{newline}{trace[-_ERROR_MOST:]}"
+    return b'%b,"error":%b}' % (head, json.dumps(text).encode())
 
 
 @lru_cache(1)
@@ -252,9 +252,9 @@ def result_codec(codec: Codec[Any]) -> Codec[Any]:
     A codec of one type, or of calls, is none for results: they are JSON then. Where they are JSON,
     they need not come back as they were.
     """
-    found: Codec[Any] = getattr(codec, "results", codec)
+    results: Codec[Any] = getattr(codec, "results", codec)
     # A subclass may write something else.
-    return _RESULT_JSON if type(found) is JsonCodec else found
+    return _RESULT_JSON if type(results) is JsonCodec else results
 
 
 def history_of(
