@@ -99,13 +99,14 @@ async def letters_page(
     while offset and (page := await merged.take(min(offset, _DEATHS))):
         offset -= len(page)
     deaths = await merged.take(limit)
-    named: dict[int, list[Death]] = {}
+    by_partition: dict[int, list[Death]] = {}
     for number, death in deaths:
-        named.setdefault(number, []).append(death)
-    parts = await gather_all([stores[number].letters_of(some) for number, some in named.items()])
-    read = {number: iter(letters) for number, letters in zip(named, parts, strict=True)}
-    found = [(number, next(read[number])) for number, _ in deaths]
-    return [(number, letter) for number, letter in found if letter is not None]
+        by_partition.setdefault(number, []).append(death)
+    calls = (stores[number].letters_of(part) for number, part in by_partition.items())
+    parts = await gather_all([*calls])
+    unread = {number: iter(part) for number, part in zip(by_partition, parts, strict=True)}
+    letters = [(number, next(unread[number])) for number, _ in deaths]
+    return [(number, letter) for number, letter in letters if letter is not None]
 
 
 class _Reader:
