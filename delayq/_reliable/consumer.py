@@ -16,7 +16,7 @@ from delayq.errors import Closed
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from delayq._engine.caller_queue import Numbered
     from delayq._reliable.declaration import Declaration
@@ -225,13 +225,13 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
         self.ahead: Batch[Any] = Batch()
         self.ahead.fetching, self.ahead.most_unanswered = True, 2 * concurrency
         self.give_back: Callable[[Iterable[Numbered[Claim]]], None] = queue.dispatcher.give_back
-        self.quiet = queue.quiet
-        self.flush = queue.flush
+        self.quiet: Callable[[float], Awaitable[None]] = queue.quiet
+        self.flush: Callable[[], Awaitable[None]] = queue.flush
         self._concurrency = concurrency
 
     def set_max_attempts(self, max_attempts: int) -> None:
         """Have the server give up messages after this many attempts; 0 for no limit."""
-        self.policy = replace(self.policy, max_attempts=max_attempts)
+        self.policy: Policy = replace(self.policy, max_attempts=max_attempts)
 
     @contextmanager
     def report_slots(self, free: Callable[[], int]) -> Iterator[None]:
