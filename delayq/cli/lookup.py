@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Client
-    from delayq._reliable.replies import State
     from delayq.admin.delayed import Record
     from delayq.codecs import Codec
 
