@@ -11,6 +11,7 @@ import typer
 
 from delayq._version import __version__
 from delayq.cli import lookup, messages, queues
+from delayq.cli._help import HelpfulCommand, HelpfulGroup
 from delayq.cli.activity import history, workers
 from delayq.cli.bench import bench
 from delayq.cli.completion import join_words
@@ -19,7 +20,6 @@ from delayq.cli.dead import dead
 from delayq.cli.demo.command import demo
 from delayq.cli.groups import groups
 from delayq.cli.migrate import migrate
-from delayq.cli.options import HelpfulCommand, HelpfulGroup
 from delayq.cli.output import CommandFailed, tell
 from delayq.cli.schedules import schedules, unschedule
 from delayq.cli.server import acl, doctor

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from delayq import codecs
 from delayq.admin.catalog import KINDS, FoundQueue
@@ -393,33 +392,3 @@ def limit_of(text: str, option: str) -> Limit | None:
 def limit_shown(limit: Limit | None) -> str:
     """Return a limit in words, such as ``5 at a time, 100 in 10 min``."""
     return describe_limit(limit, span)
-
-
-def _without_types(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_flag", False) and param.metavar is None:
-            param.metavar = ""
-        elif param.name in ("queue", "queues"):
-            # The name of the argument says what it is.
-            param.display_type_rich = _no_type
-    return params
-
-
-def _no_type(ctx: Any) -> None:
-    """Return no type. typer passes the context by its name."""
-
-
-class HelpfulCommand(TyperCommand):
-    """A command."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, ``--help`` among them."""
-        return _without_types(super().get_params(ctx))
-
-
-class HelpfulGroup(TyperGroup):
-    """A group of commands."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, ``--help`` among them."""
-        return _without_types(super().get_params(ctx))
