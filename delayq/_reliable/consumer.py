@@ -116,8 +116,12 @@ class Consumer(Generic[M]):
         context = self._context_of(partition.index)
         return self._message_type(claim, context, stored.state, error=stored.error)
 
-    async def stream(self) -> AsyncIterator[M]:
-        """Yield messages as :meth:`ReliableQueue.__aiter__` does."""
+    async def stream(self, check_open: Callable[[], None]) -> AsyncIterator[M]:
+        """Yield messages as :meth:`ReliableQueue.__aiter__` does.
+
+        ``check_open`` raises at the first step, as every call to a closed queue does.
+        """
+        check_open()
         try:
             if not self.declaration.is_made:
                 await self.declaration.make_within(None)

@@ -334,8 +334,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         their leases run from then on. Those that wait while you handle one for more than some 50 ms
         go back, and so do the others when you leave the loop.
         """
-        self._check_open()
-        return self._consumer.stream()
+        return self._consumer.stream(self._check_open)
 
     # By id
 
