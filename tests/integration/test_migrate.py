@@ -195,7 +195,7 @@ async def test_a_record_offered_while_the_set_is_read_keeps_both_its_places(
     client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Such a record is seen only in the set, because the list was read earlier.
-    monkeypatch.setattr(migration, "_HELD", 0)
+    monkeypatch.setattr(migration, "_MAX_BUFFER", 0)
     # Slow steps would shrink, and there would be a thousand of them.
     monkeypatch.setattr(migration, "_SLOW", math.inf)
     raw.put(*some_records(1200, (OLD,)), where="set")
