@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,15 +21,17 @@ from django.utils import timezone
 from django.utils.json import normalize_json
 
 from delayq import sync
+from delayq._durations import seconds
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.settings import Settings, SettingsOptions
 from delayq.client import URL_VARIABLE, connect
 from delayq.errors import BadInput, BadName, ConfigurationError
-from delayq.integrations.django._options import Options
 from delayq.integrations.django._results import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from delayq._durations import Duration
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.queue import ReliableQueue
     from delayq.client import Client
@@ -51,6 +53,53 @@ _HINT = "An address is, for example, redis://127.0.0.1:6379/0"
 
 # The priority of a message whose task has none.
 _USUAL = 4
+
+_SETTINGS = frozenset(SettingsOptions.__annotations__)
+_OWN = frozenset({"url", "prefix", "timeout"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The ``OPTIONS`` of a backend, which have been checked.
+
+    Attributes:
+        url: The server's address; None for ``$DELAYQ_URL``.
+        prefix: Put in front of the names of queues.
+        timeout: How long a task may run; None for no limit.
+        settings: The settings of the queues.
+    """
+
+    url: str | None = None
+    prefix: str = ""
+    timeout: Duration | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: object) -> Options:
+        """Return the options.
+
+        Raises:
+            BadInput: One is unknown or invalid.
+        """
+        if not isinstance(options, dict):
+            raise BadInput(f"OPTIONS must be a dict, not {options!r}")
+        if unknown := sorted(str(name) for name in options if name not in _SETTINGS | _OWN):
+            raise BadInput(
+                f"there is no option {unknown[0]!r}, only {', '.join(sorted(_SETTINGS | _OWN))}"
+            )
+        url, prefix, timeout = options.get("url"), options.get("prefix", ""), options.get("timeout")
+        for name, value in (("url", url or ""), ("prefix", prefix)):
+            if not isinstance(value, str):
+                raise BadInput(f"{name} must be a str, not {value!r}")
+        if timeout is not None and not seconds(timeout, "timeout"):
+            raise BadInput("timeout must be more than 0")
+        settings = {name: value for name, value in options.items() if name in _SETTINGS}
+        Settings(**settings).check()
+        return cls(url or None, prefix, timeout, settings)
+
+    def of_listener(self) -> dict[str, Any]:
+        """Return the settings that a worker has a use for."""
+        return {name: value for name, value in self.settings.items() if name != "durability"}
 
 
 class _Shared:

@@ -1,14 +1,27 @@
-"""Workers for the queues of a backend."""
+"""Workers for the queues of a backend: they find the function that a message names, and call it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import socket
+from asyncio import CancelledError
+from inspect import iscoroutinefunction
+from traceback import format_exception
+from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.core.cache import close_caches
 from django.core.exceptions import ImproperlyConfigured
+from django.db import close_old_connections, connections, reset_queries
 from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, task_backends
+from django.tasks.base import TaskContext, TaskError, TaskResult, TaskResultStatus
+from django.tasks.signals import task_finished, task_started
+from django.utils import timezone
+from django.utils.json import normalize_json
 
+from delayq._reliable.message import Message, Reject, Snooze, instruction_of
 from delayq.integrations.django._backend import DelayqBackend
-from delayq.integrations.django._running import runner
+from delayq.integrations.django._results import UNKNOWN_WORKER, local_moment, read_call, to_keep
 from delayq.worker import Worker
 
 if TYPE_CHECKING:
@@ -75,3 +88,148 @@ def new_worker(
         )
         listen(runner(backend, name))
     return worker
+
+
+def runner(backend: DelayqBackend, queue_name: str) -> Callable[[Message[Any]], Any]:
+    """Return the handler of a queue's messages."""
+    worker_id = f"{socket.gethostname()}:{os.getpid()}"
+
+    def run(message: Message[Any]) -> Any:
+        # In a thread of the worker, because it may import modules.
+        task_run = TaskRun(backend, queue_name, message, worker_id)
+        # The worker awaits a coroutine in its event loop.
+        return task_run.await_call() if task_run.is_async else task_run.call()
+
+    return run
+
+
+class _NoJson(Reject):
+    """Raised when a task returns what JSON has no form for: no other attempt would help."""
+
+
+class TaskRun:
+    """An attempt to run the task that a message names.
+
+    Attributes:
+        is_async: Whether its function is a coroutine function.
+    """
+
+    def __init__(
+        self, backend: DelayqBackend, queue_name: str, message: Message[Any], worker_id: str
+    ) -> None:
+        """Find the task.
+
+        Raises:
+            Reject: The message names none.
+        """
+        self._sender = type(backend)
+        self._message = message
+        self._result = _read(backend, queue_name, message, worker_id)
+        self._task = self._result.task
+        self.is_async: bool = iscoroutinefunction(self._task.func)
+
+    def call(self) -> Any:
+        """Call the function here, and return what is kept of what it returns."""
+        self._begin()
+        try:
+            returned = self._start()
+            return self._succeeded(returned)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            close_old_connections()
+            close_caches()
+
+    async def await_call(self) -> Any:
+        """Await the function, and return what is kept, as :meth:`call` does.
+
+        Its queries run in a thread of its own, as those of a request do under ASGI.
+        """
+        async with ThreadSensitiveContext():
+            await sync_to_async(self._begin)()
+            try:
+                returned = await self._start()
+                return await sync_to_async(self._succeeded)(returned)
+            except CancelledError:
+                raise
+            except BaseException as error:
+                await sync_to_async(self._failed)(error)
+                raise
+            finally:
+                # The thread ends, so nothing could use its connections again.
+                await sync_to_async(_close_all)()
+
+    def _start(self) -> Any:
+        result = self._result
+        first = (TaskContext(task_result=result),) if self._task.takes_context else ()
+        return self._task.func(*first, *result.args, **result.kwargs)
+
+    def _begin(self) -> None:
+        close_old_connections()
+        reset_queries()
+        # An error of a receiver must not keep a task from running, nor make it run twice.
+        task_started.send_robust(self._sender, task_result=self._result)
+
+    def _succeeded(self, returned: Any) -> Any:
+        try:
+            value = normalize_json(returned)
+        except (TypeError, ValueError) as error:
+            raise _NoJson(f"its return value is not JSON: {error}") from error
+        _set(self._result, _return_value=value)
+        self._finish(TaskResultStatus.SUCCESSFUL)
+        return to_keep(self._message.value, value) if self._message.keeps_result else None
+
+    def _failed(self, error: BaseException) -> None:
+        # Receivers see the same error as with Django's own backends.
+        shown = (error.__cause__ or error) if isinstance(error, _NoJson) else error
+        kind = type(shown)
+        self._result.errors.append(
+            TaskError(
+                exception_class_path=f"{kind.__module__}.{kind.__qualname__}",
+                traceback="".join(format_exception(shown)),
+            )
+        )
+        said = instruction_of(error)
+        if isinstance(said, Reject) or (
+            self._message.is_last_attempt and not isinstance(said, Snooze)
+        ):
+            self._finish(TaskResultStatus.FAILED)
+        else:
+            _set(self._result, status=TaskResultStatus.READY)
+
+    def _finish(self, status: TaskResultStatus) -> None:
+        _set(self._result, status=status, finished_at=timezone.now())
+        task_finished.send_robust(self._sender, task_result=self._result)
+
+
+def _read(
+    backend: DelayqBackend, queue_name: str, message: Message[Any], worker_id: str
+) -> TaskResult:
+    task, args, kwargs = read_call(backend.alias, queue_name, message.value)
+    now = timezone.now()
+    return TaskResult(
+        task=task,
+        id=message.id,
+        status=TaskResultStatus.RUNNING,
+        enqueued_at=local_moment(message.enqueued_at),
+        started_at=now if message.attempt == 1 else None,
+        last_attempted_at=now,
+        finished_at=None,
+        args=args,
+        kwargs=kwargs,
+        backend=backend.alias,
+        errors=[],
+        worker_ids=[UNKNOWN_WORKER] * (message.attempt - 1) + [worker_id],
+    )
+
+
+def _close_all() -> None:
+    connections.close_all()
+    close_caches()
+
+
+def _set(result: TaskResult, **values: Any) -> None:
+    # Results are frozen for their users.
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
