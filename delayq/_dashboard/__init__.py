@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DashboardRole = Literal["viewer", "operator"]
 """The rights of a visitor: a viewer reads, an operator acts as well."""
 
-_NEEDED = ("starlette", "jinja2", "itsdangerous")
+_PACKAGES = ("starlette", "jinja2", "itsdangerous")
 
 
 def dashboard(
@@ -69,7 +69,7 @@ def dashboard(
             there are tokens besides ``authenticate``.
         BadInput, BadName: ``queues`` cannot be read.
     """
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise ConfigurationError(f"{missing[0]} is missing: pip install 'delayq[dashboard]'")
     from delayq._dashboard.app import make  # noqa: PLC0415 - only once it is known that the import works
 

@@ -1,4 +1,4 @@
-"""Puts the dashboard together: routes, access to them, errors."""
+"""Puts the dashboard together: routes, access to them, actions, errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from delayq._dashboard.actions import act
 from delayq._dashboard.board import Board
 from delayq._dashboard.forms import see
 from delayq._dashboard.live import events
@@ -92,20 +91,20 @@ def _showing(page: Page) -> Handler:
 async def _failed(board: Board, request: Request, error: Exception) -> Response:
     hint = ""
     if isinstance(error, HTTPException):
-        status, what = error.status_code, error.detail
+        status, message = error.status_code, error.detail
     elif isinstance(error, ServerRefused):
-        status, what = 502, f"The server refused the request: {error}"
+        status, message = 502, f"The server refused the request: {error}"
         hint = (
             "The dashboard's user lacks a permission. If it may not run SCAN, pass the queue"
             " names to the dashboard: see SECURITY.md."
         )
     elif isinstance(error, OutcomeUnknown) and request.method == "POST":
-        status, what = 502, f"The action may have been carried out: {error}"
+        status, message = 502, f"The action may have been carried out: {error}"
     elif isinstance(error, ServerUnavailable | OutcomeUnknown | Closed):
-        status, what = 503, f"The server does not answer: {error}"
+        status, message = 503, f"The server does not answer: {error}"
     else:
-        status, what = 400, str(error)
-    return await board.page(request, "failed.html", status, what=what, hint=hint)
+        status, message = 400, str(error)
+    return await board.page(request, "failed.html", status, what=message, hint=hint)
 
 
 class _Static(StaticFiles):
@@ -115,3 +114,21 @@ class _Static(StaticFiles):
         response = super().file_response(*args, **options)
         response.headers["Cache-Control"] = "no-cache"
         return response
+
+
+ACTIONS = {name: action for page in PAGES for name, action in page.actions.items()}
+
+
+async def act(board: Board, request: Request) -> Response:
+    """Run the action that a form names on its queue."""
+    form = await board.form_to_act(request)
+    source = await board.source_of(*form.queue())
+    action = ACTIONS.get(form.get("do"))
+    if action is None:
+        raise HTTPException(400, "Unknown action.")
+    if source.kind not in action.kinds:
+        raise HTTPException(400, f"{source.kind.capitalize()} queues do not support this action.")
+    try:
+        return await action.run(board, source, form)
+    finally:
+        board.live.forget()

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
-from delayq._dashboard.forms import Form, whole
+from delayq._dashboard.forms import Form, whole_number
 from delayq._dashboard.live import Live
 from delayq._dashboard.queues import Cached, Queues
 from delayq._dashboard.reliable_source import ReliableSource
@@ -86,20 +86,22 @@ class Board:
         login = self.login(request)
         return login is not None and login.may_act
 
-    async def shared(self, what: str, ask: Callable[[], Coroutine[None, None, T]], age: float) -> T:
+    async def shared(
+        self, question: str, ask: Callable[[], Coroutine[None, None, T]], age: float
+    ) -> T:
         """Return the answer to a question, shared by all callers.
 
         It is at most ``age`` seconds old, or older if asking took long.
         """
-        answer: T = await self._answers.setdefault(what, Cached(ask)).sparingly(age)
+        answer: T = await self._answers.setdefault(question, Cached(ask)).sparingly(age)
         return answer
 
     # Queues
 
     async def source(self, request: Request) -> AnySource:
         """Return the queue in a page's address. Raises HTTPException."""
-        asked = request.query_params
-        return await self.source_of(asked.get("kind", ""), asked.get("name", ""))
+        params = request.query_params
+        return await self.source_of(params.get("kind", ""), params.get("name", ""))
 
     async def source_of(self, kind: str, name: str) -> AnySource:
         source = await self.queues.source(kind, name)
@@ -137,8 +139,8 @@ class Board:
         undo = request.query_params.get("undo", "")
         # The answer to a form has no address that could be requested again.
         is_at_rest = request.method != "POST"
-        shown = self._templates.get_template(template)
-        query = {name: each for name, each in request.query_params.items() if name not in _ONCE}
+        compiled = self._templates.get_template(template)
+        query = {name: value for name, value in request.query_params.items() if name not in _ONCE}
         values |= self._shared(request, of, may_act=login is not None and login.may_act)
         values |= {
             # One for the form that logs out, and one for the forms that act.
@@ -147,16 +149,16 @@ class Board:
             "admitted": login is not None or not self.guard.private,
             "note": note,
             "note_is_bad": bad,
-            "undo": undo if self.undos.has(undo) else None,
+            "undo": undo if self.undos.can_undo(undo) else None,
             "is_final": undo == "no",
             "refresh": of.refresh if of and is_at_rest else 0,
             "back": link(of.name or "./", **query) if of and not of.public else "",
             "live": is_at_rest
-            and _live_blocks(shown)
+            and _live_blocks(compiled)
             and link("events", **query | {"page": template[:-5]}),
         }
         # A payload may be large, so other requests are served in the meantime.
-        text = await run_in_threadpool(shown.render, values)
+        text = await run_in_threadpool(compiled.render, values)
         # Text that cannot be encoded came from the server in this state.
         response = HTMLResponse(text.encode(errors="replace"), status)
         if login is not None and login.hosted:
@@ -209,10 +211,10 @@ class Board:
         if page not in {each.name for each in self._pages.values()}:
             return "./", {}
         try:
-            found = dict(parse_qsl(query, max_num_fields=20))
+            parameters = dict(parse_qsl(query, max_num_fields=20))
         except ValueError:
             return "./", {}
-        return page or "./", {name: each for name, each in found.items() if name not in _ONCE}
+        return page or "./", {name: each for name, each in parameters.items() if name not in _ONCE}
 
     def live_page(self, name: str) -> Page:
         """Return a page with live parts by the name of its template. Raises HTTPException."""
@@ -227,7 +229,7 @@ class Board:
             return "", False
         if not note.plural:
             return note.text, note.bad
-        count = whole(request.query_params.get("count"))
+        count = whole_number(request.query_params.get("count"))
         return f"{count:,} {note.text if count == 1 else note.plural}", note.bad
 
     async def form_to_act(self, request: Request) -> Form:

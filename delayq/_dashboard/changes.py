@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.queues import AnySource
     from delayq._dashboard.rows import Place, Row
 
-MOST = 10_000
+MAX_MESSAGES = 10_000
 """The most messages that one action changes."""
 # The memory of a message beyond its texts, in bytes.
 _OVERHEAD = 1000
@@ -26,11 +26,13 @@ async def places_in(source: AnySource, state: str) -> list[Place]:
     places: list[Place] = []
     for pages in await source.search_pages([state]):
         at = 0
-        while at < pages.count and len(places) < MOST and (rows := await pages.page(at, 100)):
+        while (
+            at < pages.count and len(places) < MAX_MESSAGES and (rows := await pages.page(at, 100))
+        ):
             places += [row.place for row in rows if row is not None and row.place is not None]
             at += len(rows)
     # A message that moves during the reading is listed twice.
-    return [*dict.fromkeys(places)][:MOST]
+    return [*dict.fromkeys(places)][:MAX_MESSAGES]
 
 
 class Changed(NamedTuple):
@@ -52,52 +54,52 @@ async def cancel(
 ) -> Changed:
     """Remove messages, step by step."""
     done: list[Place] = []
-    kept: list[Row] = []
+    restorable: list[Row] = []
     count = size = 0
     is_whole = True
-    for some in _steps([*dict.fromkeys(places)]):
+    for batch in _steps([*dict.fromkeys(places)]):
         rows: list[Row] = []
         try:
-            rows = await source.look_at(some)
+            rows = await source.look_at(batch)
             removed = await source.cancel([_place_of(row) for row in rows], running=running)
-            gone = [row for row, is_gone in zip(rows, removed, strict=True) if is_gone]
-            done += [_place_of(row) for row in gone]
+            removed_rows = [row for row, is_gone in zip(rows, removed, strict=True) if is_gone]
+            done += [_place_of(row) for row in removed_rows]
         except ServerError as error:
             unknown = isinstance(error, OutcomeUnknown) or not await _are_there(source, rows)
             if not done and not (rows and unknown):
                 raise
             # Some may be gone as well. An undo brings back those that are.
-            gone, is_whole = rows, False
-        count += len(gone)
+            removed_rows, is_whole = rows, False
+        count += len(removed_rows)
         if size <= MOST_BYTES:
-            gone = [row for row in gone if row.is_restorable]
-            kept += gone
-            size += sum(map(_size_of, gone))
+            removed_rows = [row for row in removed_rows if row.is_restorable]
+            restorable += removed_rows
+            size += sum(map(_size_of, removed_rows))
         if size > MOST_BYTES:
-            kept.clear()
+            restorable.clear()
         if not is_whole:
             break
-    if not kept:
+    if not restorable:
         return Changed(done, "", is_whole)
-    undo = Undo(_restoring(board, source, kept), count, size)
+    undo = Undo(_restoring(board, source, restorable), count, size)
     return Changed(done, board.undos.keep(undo), is_whole)
 
 
-def _restoring(board: Board, source: AnySource, kept: list[Row]) -> Callable[[], Awaitable[Undone]]:
+def _restoring(board: Board, source: AnySource, rows: list[Row]) -> Callable[[], Awaitable[Undone]]:
     """Return a function that offers cancelled messages again, step by step."""
     restored: list[int] = []
     unsure: list[int] = []
 
     async def restore() -> Undone:
-        while kept:
-            some = kept[:AT_A_TIME]
+        while rows:
+            batch = rows[:AT_A_TIME]
             try:
-                restored.append(await source.restore(some, await board.now()))
+                restored.append(await source.restore(batch, await board.now()))
             except PerhapsUndone:
-                unsure.append(len(some))
-                del kept[:AT_A_TIME]
+                unsure.append(len(batch))
+                del rows[:AT_A_TIME]
                 raise
-            del kept[:AT_A_TIME]
+            del rows[:AT_A_TIME]
         return Undone(sum(restored), sum(unsure))
 
     return restore
@@ -121,37 +123,39 @@ async def reschedule(
     board: Board, source: AnySource, places: Sequence[Place], delay_us: int
 ) -> Changed:
     """Give messages another delay, in microseconds, step by step."""
-    moved: list[_Moved] = []
+    rescheduled: list[_Moved] = []
     is_whole = True
-    for some in _steps([*dict.fromkeys(places)]):
+    for batch in _steps([*dict.fromkeys(places)]):
         try:
-            rows = await source.look_at(some)
-            there = await source.reschedule([_place_of(row) for row in rows], delay_us)
+            rows = await source.look_at(batch)
+            new_places = await source.reschedule([_place_of(row) for row in rows], delay_us)
         except ServerError:
-            if not moved:
+            if not rescheduled:
                 raise
             is_whole = False
             break
-        pairs = zip(there, rows, strict=True)
-        moved += [
+        pairs = zip(new_places, rows, strict=True)
+        rescheduled += [
             _Moved(new, row.due_us or 0, row.enqueued_us) for new, row in pairs if new is not None
         ]
-    if not moved:
+    if not rescheduled:
         return Changed([], "", is_whole)
-    done, size = [each.place for each in moved], len(moved) * _OVERHEAD
+    done, size = [message.place for message in rescheduled], len(rescheduled) * _OVERHEAD
     restored: list[int] = []
 
     async def undo() -> Undone:
-        while moved:
-            some, now = moved[:AT_A_TIME], await board.now()
-            found = await source.look_at([each.place for each in some])
+        while rescheduled:
+            batch, now = rescheduled[:AT_A_TIME], await board.now()
+            current_rows = await source.look_at([message.place for message in batch])
             # A message that was offered meanwhile may have the id of one that is gone.
-            offered = {row.place: row.enqueued_us for row in found}
-            same = [each for each in some if offered.get(each.place) == each.enqueued_us]
-            moves = [(each.place, max(0, each.due_us - now)) for each in same]
+            offered = {row.place: row.enqueued_us for row in current_rows}
+            unchanged = [
+                message for message in batch if offered.get(message.place) == message.enqueued_us
+            ]
+            moves = [(message.place, max(0, message.due_us - now)) for message in unchanged]
             back = await source.reschedule_each(moves)
             restored.append(sum(place is not None for place in back))
-            del moved[:AT_A_TIME]
+            del rescheduled[:AT_A_TIME]
         return Undone(sum(restored))
 
     return Changed(done, board.undos.keep(Undo(undo, len(done), size)), is_whole)

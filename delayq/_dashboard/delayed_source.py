@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delayq._dashboard.depths import count_in, edges
+from delayq._dashboard.health import count_in, edges
 from delayq._dashboard.rows import Listing, Place, Row, of_record
 from delayq._dashboard.steps import in_steps
 from delayq._dashboard.undo import PerhapsUndone

@@ -92,10 +92,10 @@ class Form:
         """Return the places of the selected messages; None for all messages of the list."""
         if self.get("all") == "1":
             return None if self.get("sure") == "1" else []
-        chosen = map(unpacked, self._fields.get("at", []))
-        return [place for place in chosen if place is not None]
+        refs = map(unpacked, self._fields.get("at", []))
+        return [place for place in refs if place is not None]
 
-    def until(self) -> datetime:
+    def shown_at(self) -> datetime:
         """Return the moment at which the page of a form on all dead letters was read.
 
         Raises:
@@ -111,9 +111,9 @@ class Form:
         try:
             return float(self.get(name)) * UNITS[self.get("unit")]
         except (ValueError, KeyError):
-            what = name.replace("_", " ")
+            label = name.replace("_", " ")
             raise HTTPException(
-                400, f"The {what} must be a number of {', '.join(UNITS)}."
+                400, f"The {label} must be a number of {', '.join(UNITS)}."
             ) from None
 
     def delay_us(self) -> int:
@@ -130,20 +130,20 @@ class Form:
 
     def count(self, name: str) -> int:
         """Return a whole number, 1 or more."""
-        if not (count := whole(self.get(name), 10**15)):
-            what = name.replace("_", " ")
-            raise HTTPException(400, f"The {what} must be a whole number, 1 or more.")
+        if not (count := whole_number(self.get(name), 10**15)):
+            label = name.replace("_", " ")
+            raise HTTPException(400, f"The {label} must be a whole number, 1 or more.")
         return count
 
 
-def see(page: str, source: AnySource | None = None, /, **more: str) -> Response:
+def see(page: str, source: AnySource | None = None, /, **query: str) -> Response:
     """Send the browser to a page, so that reloading it repeats nothing."""
-    return RedirectResponse(link(page, source, None, **more), 303)
+    return RedirectResponse(link(page, source, None, **query), 303)
 
 
 def offset_of(request: Request, source: AnySource) -> int:
     """Return where a page of a list begins."""
-    return whole(request.query_params.get("offset"), farthest(source))
+    return whole_number(request.query_params.get("offset"), farthest(source))
 
 
 def farthest(source: AnySource) -> int:
@@ -151,9 +151,9 @@ def farthest(source: AnySource) -> int:
     return _FARTHEST if source.partitions == 1 else _FARTHEST_IN_PARTITIONS
 
 
-def whole(text: str | None, most: int = _FARTHEST * 1000) -> int:
+def whole_number(text: str | None, maximum: int = _FARTHEST * 1000) -> int:
     """Return a whole number, ``most`` at most; 0 if it is none."""
-    return min(int(text), most) if text and re.fullmatch("[0-9]{1,15}", text) else 0
+    return min(int(text), maximum) if text and re.fullmatch("[0-9]{1,15}", text) else 0
 
 
 def in_units(seconds: float) -> tuple[str, str]:

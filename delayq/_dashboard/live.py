@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
-from delayq._dashboard.depths import SECOND
+from delayq._dashboard.health import SECOND
 from delayq._dashboard.queues import AnySource, Cached
 from delayq.errors import Closed, DelayqError, ServerRefused
 
@@ -74,7 +74,7 @@ class Trail:
     def __init__(self) -> None:
         self.ready: deque[float] = deque(maxlen=60)
         self.late: deque[float] = deque(maxlen=60)
-        self.taken: deque[float] = deque(maxlen=60)
+        self.claimed: deque[float] = deque(maxlen=60)
         self._added_at = self._counted_at = float("-inf")
         self._due = 0
 
@@ -89,10 +89,10 @@ class Trail:
         now = time.monotonic()
         if soon is not None:
             self._count(now, depth, soon)
-        passed = now - self._added_at
-        if passed < _FRESH:
+        elapsed = now - self._added_at
+        if elapsed < _FRESH:
             return
-        if passed > _GAP:
+        if elapsed > _GAP:
             self.ready.clear()
             self.late.clear()
         self._added_at = now
@@ -101,15 +101,15 @@ class Trail:
             self.late.append(late_us / SECOND)
 
     def _count(self, now: float, depth: QueueDepth, soon: int) -> None:
-        """Count what was taken. Figures without ``soon``, of other pages, may come in between."""
-        passed = now - self._counted_at
-        if passed < _FRESH:
+        """Count what was claimed. Figures without ``soon``, of other pages, may come in between."""
+        elapsed = now - self._counted_at
+        if elapsed < _FRESH:
             return
-        if passed > _GAP:
-            self.taken.clear()
+        if elapsed > _GAP:
+            self.claimed.clear()
         else:
             # At least: these messages were due, and have gone.
-            self.taken.append(round(max(0, self._due - depth.ready) / passed, 1))
+            self.claimed.append(round(max(0, self._due - depth.ready) / elapsed, 1))
         self._counted_at, self._due = now, depth.ready + soon
 
 
@@ -121,7 +121,7 @@ class Answers(Generic[S, T]):
 
     def __init__(self, ask: Callable[[S], Coroutine[None, None, T]]) -> None:
         self._ask = ask
-        self._kept: dict[tuple[object, ...], Cached[T | str]] = {}
+        self._answers: dict[tuple[object, ...], Cached[T | str]] = {}
 
     async def of(self, sources: Sequence[S], age: float) -> list[T | str]:
         """Return the answer of each queue, or why the server refused it.
@@ -130,23 +130,25 @@ class Answers(Generic[S, T]):
         """
         started = time.monotonic()
         turn = asyncio.Semaphore(_AT_ONCE)
-        kept = [_kept(self._kept, each, partial(self._cached, each)) for each in sources]
+        answers = [
+            _value_of(self._answers, source, partial(self._cached, source)) for source in sources
+        ]
 
-        async def one(cached: Cached[T | str]) -> T | str:
+        async def answer(cached: Cached[T | str]) -> T | str:
             async with turn:
                 return await cached.sparingly(age)
 
-        found = await asyncio.gather(*map(one, kept))
+        results = await asyncio.gather(*map(answer, answers))
         took = time.monotonic() - started
-        for cached in kept:
+        for cached in answers:
             if cached.answered_at >= started:
                 # A few queues may be asked at each look.
-                cached.took = took if len(kept) > _AT_ONCE else 0.0
-        return found
+                cached.took = took if len(answers) > _AT_ONCE else 0.0
+        return results
 
     def forget(self) -> None:
         """Ask again at the next call."""
-        self._kept.clear()
+        self._answers.clear()
 
     def _cached(self, source: S) -> Cached[T | str]:
         async def ask() -> T | str:
@@ -185,7 +187,7 @@ class Live:
 
     def trail(self, source: AnySource) -> Trail:
         """Return the latest figures of a queue."""
-        return _kept(self._trails, source, Trail)
+        return _value_of(self._trails, source, Trail)
 
     def forget(self) -> None:
         """Read everything again, because a queue was changed."""
@@ -207,27 +209,27 @@ class Live:
             bounds[_VIEWERS] = _MOST_OF_VIEWERS
         if owner is not None:
             bounds[owner] = _MOST_OF_LOGIN
-        if any(self._streams[name] >= most for name, most in bounds.items()):
+        if any(self._streams[name] >= limit for name, limit in bounds.items()):
             raise HTTPException(
                 503, "Too many live views are open. Close some of them and try again."
             )
         # Count the view here, and not when it begins: others may be let in before that.
         self._streams.update(bounds.keys())
-        ended = partial(self._ended, bounds.keys())
+        on_close = partial(self._close_view, bounds.keys())
         try:
             parts = self._parts(page, request, operator)
             # The view tells of a server that is away, and lasts until that is back.
             with suppress(DelayqError):
                 await parts.at_most(_FRESH)
         except BaseException:
-            ended()
+            on_close()
             raise
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         view = _LiveView(_events(parts), media_type="text/event-stream", headers=headers)
-        view.ended = ended
+        view.on_close = on_close
         return view
 
-    def _ended(self, names: Iterable[str]) -> None:
+    def _close_view(self, names: Iterable[str]) -> None:
         self._streams.subtract(names)
         # Drops the names that have none left.
         self._streams = +self._streams
@@ -247,11 +249,11 @@ async def _events(parts: Cached[str]) -> AsyncIterator[str]:
     last = ""
     yield f"retry: {_RETRY_MS}\n\n"
     while time.monotonic() < ends:
-        said, closed = await _or_trouble(parts)
+        event, closed = await _or_trouble(parts)
         # The parts of an idle queue look the same again, but they are new.
-        if said is not last:
-            yield said
-            last = said
+        if event is not last:
+            yield event
+            last = event
         if closed:
             return
         await asyncio.sleep(_EVERY)
@@ -263,29 +265,29 @@ async def _or_trouble(parts: Cached[str]) -> tuple[str, bool]:
         return await parts.at_most(_FRESH), False
     except HTTPException as error:
         # A queue may be forgotten while it is viewed, and come back.
-        said, closed = error.detail, False
+        text, closed = error.detail, False
     except DelayqError as error:
-        said, closed = str(error), isinstance(error, Closed)
-    return f"event: trouble\ndata: {json.dumps(said)}\n\n", closed
+        text, closed = str(error), isinstance(error, Closed)
+    return f"event: trouble\ndata: {json.dumps(text)}\n\n", closed
 
 
-def _kept(kept: dict[tuple[object, ...], T], source: AnySource, make: Callable[[], T]) -> T:
+def _value_of(values: dict[tuple[object, ...], T], source: AnySource, make: Callable[[], T]) -> T:
     """Return the value of a queue, which is another one with another number of partitions."""
     key = source.kind, source.name, source.partitions
-    if key not in kept:
-        if len(kept) >= _MOST_WATCHED:
-            kept.clear()
-        kept[key] = make()
-    return kept[key]
+    if key not in values:
+        if len(values) >= _MOST_WATCHED:
+            values.clear()
+        values[key] = make()
+    return values[key]
 
 
 class _LiveView(StreamingResponse):
     """An endless response that reports when it has been closed, even if it never began."""
 
-    ended: Callable[[], None]
+    on_close: Callable[[], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.ended()
+            self.on_close()

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
 from delayq._background import gather_all
-from delayq._dashboard.depths import edges
+from delayq._dashboard.health import edges
 from delayq._dashboard.rows import Listing, Place, Row, of_letter, of_message
 from delayq._dashboard.steps import AT_A_TIME, in_steps
 from delayq._durations import moment_us

@@ -13,8 +13,7 @@ from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from delayq._dashboard.depths import SECOND, late_us, undeliverable
-from delayq._dashboard.health import states
+from delayq._dashboard.health import SECOND, late_us, states, undeliverable
 from delayq._dashboard.rows import Place
 from delayq._durations import MICROSECOND
 from delayq._reliable.limits import write_limit
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
     from delayq._reliable.limits import Limit
 
 # Maximum number of characters of a payload on a page, and in a row of a list.
-SHOWN = 100_000
+MAX_SHOWN = 100_000
 _PREVIEW = 140
 _BYTES_SHOWN = 4096
 # The largest payload that is read as a whole, in bytes: larger ones would hold up all requests.
-_WHOLE = 2 * 1024 * 1024
+_MAX_PARSED = 2 * 1024 * 1024
 # The last moment that can be written as a date.
 _LAST = 253402300799 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,15 +44,15 @@ def pretty(payload: bytes | None) -> tuple[str, str]:
     """Return a payload as text, and its kind: indented JSON, text, or a dump of other bytes."""
     if payload is None:
         return "", "no longer available"
-    whole = len(payload) <= _WHOLE
+    is_whole = len(payload) <= _MAX_PARSED
     try:
         # A part may end within a character.
-        part = payload if whole else payload[: 4 * SHOWN]
-        text = getincrementaldecoder("utf-8")().decode(part, final=whole)
+        part = payload if is_whole else payload[: 4 * MAX_SHOWN]
+        text = getincrementaldecoder("utf-8")().decode(part, final=is_whole)
     except UnicodeDecodeError:
         return _dump(payload), "binary"
     try:
-        if whole:
+        if is_whole:
             return _indented(json.loads(text)), "JSON"
     except (ValueError, RecursionError):
         pass
@@ -79,38 +78,38 @@ def _indented(value: object) -> str:
     for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
         parts.append(part)
         length += len(part)
-        if length > SHOWN:
+        if length > MAX_SHOWN:
             break
     # A lone surrogate is valid in JSON but cannot be sent.
     return _cut("".join(parts).encode(errors="backslashreplace").decode())
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}\n… truncated"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}\n… truncated"
 
 
 def _dump(payload: bytes) -> str:
     lines = []
     for at in range(0, min(len(payload), _BYTES_SHOWN), 16):
-        some = payload[at : at + 16]
-        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in some)
-        lines.append(f"{at:06x}  {some.hex(' '):<47}  {letters}")
+        row = payload[at : at + 16]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:06x}  {row.hex(' '):<47}  {letters}")
     if len(payload) > _BYTES_SHOWN:
         lines.append(f"… {len(payload) - _BYTES_SHOWN:,} more bytes")
     return "\n".join(lines)
 
 
-def us(when: datetime) -> int:
+def us(date: datetime) -> int:
     """Return a moment in microseconds."""
-    return (when - _EPOCH) // MICROSECOND
+    return (date - _EPOCH) // MICROSECOND
 
 
 def moment(us: int | None) -> str:
     """Format a moment in UTC."""
     if us is None:
         return "unknown"
-    when = datetime.fromtimestamp(min(us, _LAST) // SECOND, UTC)
-    return f"{when:%Y-%m-%d %H:%M:%S}.{us % SECOND // 1000:03d}"
+    date = datetime.fromtimestamp(min(us, _LAST) // SECOND, UTC)
+    return f"{date:%Y-%m-%d %H:%M:%S}.{us % SECOND // 1000:03d}"
 
 
 def iso(us: int) -> str:
@@ -125,12 +124,12 @@ def span(us: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{math.floor(seconds * 10) / 10:g} s"
-    whole = int(seconds)
+    total = int(seconds)
     (size, unit), (smaller, of_rest) = next(
-        steps for steps in pairwise(_STEPS) if whole >= steps[0][0]
+        steps for steps in pairwise(_STEPS) if total >= steps[0][0]
     )
-    rest = whole % size // smaller
-    return f"{whole // size:,} {unit}" + (f" {rest} {of_rest}" if rest else "")
+    remainder = total % size // smaller
+    return f"{total // size:,} {unit}" + (f" {remainder} {of_rest}" if remainder else "")
 
 
 def limit(value: Limit | None) -> str:
@@ -187,7 +186,7 @@ def link(
     source: AnySource | None = None,
     row: Row | None = None,
     /,
-    **more: Any,
+    **params: Any,
 ) -> str:
     """Return a page's address relative to this one, so that it works below any prefix."""
     query: dict[str, Any] = {}
@@ -195,21 +194,21 @@ def link(
         query |= {"kind": source.kind, "name": source.name}
     if row is not None and row.place is not None:
         query["at"] = packed(row.place)
-    query |= {name: value for name, value in more.items() if value}
+    query |= {name: value for name, value in params.items() if value}
     return page + ("?" + urlencode(query) if query else "")
 
 
 def points(values: Sequence[float]) -> str:
     """Return the points of a line through the values, on a field of 120 by 30."""
-    most, last = max([1.0, *values]), max(1, len(values) - 1)
+    peak, last = max([1.0, *values]), max(1, len(values) - 1)
     return " ".join(
-        f"{120 * at / last:.1f},{28 - 26 * value / most:.1f}" for at, value in enumerate(values)
+        f"{120 * at / last:.1f},{28 - 26 * value / peak:.1f}" for at, value in enumerate(values)
     )
 
 
 def environment() -> Environment:
     """Create the environment of the templates. All of them escape."""
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("delayq._dashboard"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -219,10 +218,12 @@ def environment() -> Environment:
     of_moments = (us, moment, iso, span, relative)
     of_values = (pretty, preview, limit, write_limit, size, name_of, packed, points)
     of_queues = (late_us, undeliverable, states)
-    filters = {each.__name__: each for each in (*of_moments, *of_values, *of_queues)}
-    made.filters.update(filters, number="{:,}".format)
-    made.globals["link"] = link
+    filters = {function.__name__: function for function in (*of_moments, *of_values, *of_queues)}
+    templates.filters.update(filters, number="{:,}".format)
+    templates.globals["link"] = link
     # Live parts are rendered by themselves, without the imports of their templates.
-    macros = vars(made.get_template("macros.html").module)
-    made.globals |= {name: each for name, each in macros.items() if not name.startswith("_")}
-    return made
+    macros = vars(templates.get_template("macros.html").module)
+    templates.globals |= {
+        name: function for name, function in macros.items() if not name.startswith("_")
+    }
+    return templates

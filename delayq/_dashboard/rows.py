@@ -100,28 +100,28 @@ class Listing:
         return end if self.rows or not offset else min(count, offset)
 
 
-def of_record(found: PendingRecord) -> Row:
-    place = Place(found.start, 0, found.score.decode(errors="replace"))
-    payload = found.payload
+def of_record(record: PendingRecord) -> Row:
+    place = Place(record.start, 0, record.score.decode(errors="replace"))
+    payload = record.payload
     state = "unreadable" if payload is None else "delayed"
-    return Row(place, state, found.record if payload is None else payload, found.due_us)
+    return Row(place, state, record.record if payload is None else payload, record.due_us)
 
 
-def of_message(place: Place, found: StoredMessage, times: MessageTimes | None = None) -> Row:
-    parts = _body(found.body)
-    leased = found.state == "leased"
-    due_us = found.moment_us if not leased else None if times is None else times.due_us
-    line, error = unpack_error(found.error or "")
+def of_message(place: Place, stored: StoredMessage, times: MessageTimes | None = None) -> Row:
+    parts = _body(stored.body)
+    leased = stored.state == "leased"
+    due_us = stored.moment_us if not leased else None if times is None else times.due_us
+    line, error = unpack_error(stored.error or "")
     return Row(
         place,
-        found.state,
+        stored.state,
         parts.payload,
         due_us=due_us,
-        lease_us=found.moment_us if leased else None,
+        lease_us=stored.moment_us if leased else None,
         enqueued_us=parts.enqueued_us or None,
         expires_us=None if times is None else times.expires_us,
-        priority=found.priority,
-        attempt=found.attempt,
+        priority=stored.priority,
+        attempt=stored.attempt,
         error=error,
         error_line=line,
         group=parts.group or "",
@@ -133,23 +133,23 @@ def of_message(place: Place, found: StoredMessage, times: MessageTimes | None = 
 
 def of_letter(place: Place, stored: StoredLetter) -> Row:
     try:
-        why, body = parse_letter(stored.letter)
+        death, body = parse_letter(stored.letter)
     except ValueError:
         # A letter that cannot be read must not hide the others.
         return Row(place, "dead", stored.letter, died_us=stored.died_us, reason="unreadable")
     parts = _body(body)
-    line, error = unpack_error(str(why.get("error") or ""))
+    line, error = unpack_error(str(death.get("error") or ""))
     return Row(
         place,
         "dead",
         parts.payload,
         died_us=stored.died_us,
         enqueued_us=parts.enqueued_us or None,
-        priority=_number(why.get("priority")),
-        attempt=_number(why.get("attempt")),
+        priority=_number(death.get("priority")),
+        attempt=_number(death.get("attempt")),
         error=error,
         error_line=line,
-        reason=str(why.get("reason") or ""),
+        reason=str(death.get("reason") or ""),
         group=parts.group or "",
         max_attempts=parts.max_attempts,
         timeout_us=parts.timeout_us,

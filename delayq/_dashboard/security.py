@@ -96,8 +96,8 @@ class Guard:
     ) -> None:
         if authenticate is not None and (token is not None or read_token is not None):
             raise ConfigurationError("give either authenticate or tokens, not both")
-        for each in (token, read_token):
-            if each is not None and len(each) < SHORTEST_TOKEN:
+        for secret in (token, read_token):
+            if secret is not None and len(secret) < SHORTEST_TOKEN:
                 raise ConfigurationError(
                     f"the dashboard's tokens must have at least {SHORTEST_TOKEN} characters"
                 )
@@ -112,21 +112,21 @@ class Guard:
         self._authenticate = authenticate
         # By whether the token allows actions.
         self._tokens = {
-            may_act: each.encode(errors="surrogateescape")
-            for may_act, each in ((True, token), (False, read_token))
-            if each
+            may_act: secret.encode(errors="surrogateescape")
+            for may_act, secret in ((True, token), (False, read_token))
+            if secret
         }
         # Keys come from the tokens alone: several processes accept each other's cookies.
         self._signers = {
             may_act: TimestampSigner(
-                each, "delayq dashboard", key_derivation="hmac", digest_method=hashlib.sha256
+                secret, "delayq dashboard", key_derivation="hmac", digest_method=hashlib.sha256
             )
-            for may_act, each in self._tokens.items()
+            for may_act, secret in self._tokens.items()
         }
         # By address. The one with the latest wrong token comes last.
         self._wrong: dict[str, list[float]] = {}
         # When each login that was logged out would have ended by itself. The latest comes last.
-        self._ended: dict[str, float] = {}
+        self._logged_out: dict[str, float] = {}
 
     def is_guessing(self, address: str) -> bool:
         """Return whether too many wrong tokens came from this address in the last minute."""
@@ -135,11 +135,11 @@ class Guard:
 
     def login_with(self, token: str, address: str) -> Login | None:
         """Return the login for a token; None if it is wrong. All wrong ones take equally long."""
-        given = hmac.digest(b"delayq", token.encode(errors="surrogateescape"), hashlib.sha256)
+        digest = hmac.digest(b"delayq", token.encode(errors="surrogateescape"), hashlib.sha256)
         right = [
             may_act
-            for may_act, each in self._tokens.items()
-            if hmac.compare_digest(given, hmac.digest(b"delayq", each, hashlib.sha256))
+            for may_act, secret in self._tokens.items()
+            if hmac.compare_digest(digest, hmac.digest(b"delayq", secret, hashlib.sha256))
         ]
         if not right:
             self._count_wrong(_network(address))
@@ -168,10 +168,10 @@ class Guard:
     def log_out(self, response: Response, login: Login) -> None:
         """Delete the cookie, and accept no copy of it in this process."""
         now = time.monotonic()
-        self._ended[login.name] = now + _LASTS
-        first = next(iter(self._ended))
-        if len(self._ended) > _MOST_ENDED or self._ended[first] <= now:
-            del self._ended[first]
+        self._logged_out[login.name] = now + _LASTS
+        first = next(iter(self._logged_out))
+        if len(self._logged_out) > _MOST_ENDED or self._logged_out[first] <= now:
+            del self._logged_out[first]
         response.delete_cookie(COOKIE, path=None, httponly=True, samesite="strict")  # type: ignore[arg-type]
 
     async def login(self, request: Request) -> Login | None:
@@ -181,7 +181,7 @@ class Guard:
         for may_act, signer in self._signers.items():
             with suppress(BadSignature):
                 name = signer.unsign(request.cookies.get(COOKIE, ""), max_age=_LASTS).decode()
-                return None if name in self._ended else Login(name, may_act)
+                return None if name in self._logged_out else Login(name, may_act)
         return None
 
     async def _hosted_login(self, request: Request, authenticate: Authenticate) -> Login | None:
@@ -242,10 +242,10 @@ def is_loopback(host: str) -> bool:
 def _network(address: str) -> str:
     """Return the unit that counts as one address: for IPv6, the network that one customer has."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
+    return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else address
 
 
 def same_origin(request: Request) -> bool:
@@ -254,10 +254,10 @@ def same_origin(request: Request) -> bool:
     A proxy may have changed the host, and then reports the original one. No page can make a browser
     send that report.
     """
-    said = request.headers.get("origin") or request.headers.get("referer") or ""
+    origin = request.headers.get("origin") or request.headers.get("referer") or ""
     hosts = {request.headers.get("host", ""), request.headers.get("x-forwarded-host", "")} - {""}
     try:
-        return urlsplit(said).netloc.lower() in {host.lower() for host in hosts}
+        return urlsplit(origin).netloc.lower() in {host.lower() for host in hosts}
     except ValueError:
         # No browser sends such a value.
         return False

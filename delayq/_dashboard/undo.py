@@ -57,7 +57,7 @@ class Undos:
 
     def __init__(self) -> None:
         # In order of time.
-        self._kept: dict[str, tuple[float, Undo]] = {}
+        self._entries: dict[str, tuple[float, Undo]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def keep(self, undo: Undo) -> str:
@@ -65,17 +65,19 @@ class Undos:
         if undo.size > MOST_BYTES:
             return ""
         # The latest action counts most.
-        while sum(each.size for _, each in self._kept.values()) + undo.size > MOST_BYTES:
-            del self._kept[next(iter(self._kept))]
+        while (
+            sum(kept_undo.size for _, kept_undo in self._entries.values()) + undo.size > MOST_BYTES
+        ):
+            del self._entries[next(iter(self._entries))]
         token = secrets.token_urlsafe(16)
-        self._kept[token] = time.monotonic() + LASTS, undo
+        self._entries[token] = time.monotonic() + LASTS, undo
         self._forget()
         return token
 
-    def has(self, token: str) -> bool:
+    def can_undo(self, token: str) -> bool:
         """Return whether an action can still be undone."""
         self._forget()
-        return token in self._kept
+        return token in self._entries
 
     async def run(self, token: str) -> tuple[Undone, int] | None:
         """Undo an action, once. Returns the effect, and the number of messages it was about.
@@ -83,34 +85,34 @@ class Undos:
         None if it is too late. After an error, it can be tried again until the minute is over.
         """
         self._forget()
-        if (kept := self._kept.pop(token, None)) is None:
+        if (entry := self._entries.pop(token, None)) is None:
             return None
         try:
-            return await kept[1].run(), kept[1].count
+            return await entry[1].run(), entry[1].count
         except BaseException:
-            in_time = sorted([*self._kept.items(), (token, kept)], key=lambda each: each[1][0])
-            self._kept = dict(in_time)
+            in_time = sorted([*self._entries.items(), (token, entry)], key=lambda each: each[1][0])
+            self._entries = dict(in_time)
             self._forget()
             raise
 
     def _forget(self) -> None:
         """Forget what is too old, now and later."""
         now = time.monotonic()
-        while self._kept:
-            token, (until, _) = next(iter(self._kept.items()))
-            if until > now:
+        while self._entries:
+            token, (deadline, _) = next(iter(self._entries.items()))
+            if deadline > now:
                 if self._timer is None:
                     # The timer does not keep what belongs to an application that is gone.
                     loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(until - now, _time_out, weakref.ref(self))
+                    self._timer = loop.call_later(deadline - now, _time_out, weakref.ref(self))
                 return
-            del self._kept[token]
+            del self._entries[token]
 
-    def _time_out(self) -> None:
+    def expire(self) -> None:
         self._timer = None
         self._forget()
 
 
 def _time_out(undos: weakref.ref[Undos]) -> None:
-    if (there := undos()) is not None:
-        there._time_out()  # noqa: SLF001 - its own
+    if (alive := undos()) is not None:
+        alive.expire()

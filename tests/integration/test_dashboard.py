@@ -145,7 +145,7 @@ async def test_trouble_comes_first(server: PrivateServer, client: Client, reader
 async def test_of_many_queues_only_a_page_is_counted(
     client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.overview._MOST_RANKED", 3)
+    monkeypatch.setattr("delayq._dashboard.pages.overview._MAX_RANKED", 3)
     monkeypatch.setattr("delayq._dashboard.pages.overview._PER_PAGE", 2)
     for name in "dcba":
         await client.reliable_queue(name).offer(1)
@@ -249,7 +249,7 @@ def test_any_payload_can_be_shown() -> None:
     ):
         text, _ = rendering.pretty(payload)
         assert shown in text
-        assert len(text) <= rendering.SHOWN + 20
+        assert len(text) <= rendering.MAX_SHOWN + 20
         text.encode()
         rendering.preview(payload).encode()
     # A large payload is not read as a whole.

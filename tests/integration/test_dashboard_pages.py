@@ -75,7 +75,7 @@ def names(shown: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page of a search take its time, so that none ends before it has looked at enough."""
-    for name in ("search", "letters"):
+    for name in ("search", "dead"):
         monkeypatch.setattr(f"delayq._dashboard.pages.{name}._SECONDS", 3600)
 
 
@@ -149,7 +149,7 @@ async def pages_of(browser: Browser, address: str) -> AsyncIterator[str]:
 async def test_a_search_is_bounded_and_goes_on(
     client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.search._MOST", 50)
+    monkeypatch.setattr("delayq._dashboard.pages.search._MAX_EXAMINED", 50)
     offers = [Offer(i, delay=1000 + i, id=f"m{i:03}") for i in range(120)]
     await client.reliable_queue("one").offer_many(offers)
     await client.reliable_queue("parts", partitions=3).offer_many(offers)
@@ -284,7 +284,7 @@ async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Brows
 async def test_a_filter_of_dead_letters_is_bounded(
     client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.letters._MOST", 300)
+    monkeypatch.setattr("delayq._dashboard.pages.dead._MAX_EXAMINED", 300)
     jobs = client.reliable_queue("jobs")
     await jobs.offer_many([Offer(i, id=f"m{i:03}") for i in range(500)])
     while messages := await jobs.claim(100):
@@ -304,7 +304,7 @@ async def test_a_filter_of_dead_letters_is_bounded(
 async def test_letters_are_read_even_without_time(
     client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.letters._SECONDS", -1)
+    monkeypatch.setattr("delayq._dashboard.pages.dead._SECONDS", -1)
     await client.reliable_queue("jobs", partitions=2).stats()
     await fill_with_letters(raw, range(6), 2)
     assert re.search(r"in [01] [1-6] ", texts(await page(reader, f"{LETTERS}&by=reason")))
@@ -452,12 +452,12 @@ async def test_what_is_kept_to_undo_is_bounded_in_size_and_time(
 
     undos = Undos()
     tokens = [undos.keep(Undo(nothing, 1, 10 * 1024 * 1024)) for _ in range(4)]
-    assert [undos.has(token) for token in tokens] == [False, True, True, True]
+    assert [undos.can_undo(token) for token in tokens] == [False, True, True, True]
     assert not undos.keep(Undo(nothing, 1, 40 * 1024 * 1024))
-    assert undos.has(tokens[3])
+    assert undos.can_undo(tokens[3])
     now = time.monotonic()
     monkeypatch.setattr("delayq._dashboard.undo.time.monotonic", lambda: now + 61)
-    assert not undos.has(tokens[3])
+    assert not undos.can_undo(tokens[3])
 
 
 async def expired_in_front(jobs: Jobs, raw: Any, expired: int, live: int) -> list[str]:
@@ -535,7 +535,7 @@ async def test_letters_are_in_the_order_of_all_partitions_and_no_others_are_read
     shown = await page(reader, f"dead?{JOBS[6:]}&offset=5000")
     assert names(shown) == [f"d{n}" for n in range(5000, 5025)]
     assert sum(bodies) == 25
-    monkeypatch.setattr("delayq._dashboard.pages.letters._MOST", 300)
+    monkeypatch.setattr("delayq._dashboard.pages.dead._MAX_EXAMINED", 300)
     shown = texts(await page(reader, f"{LETTERS}&by=reason"))
     assert re.findall(r"in (\d) 100 ", shown) == ["0", "1", "2"]
 
@@ -647,7 +647,7 @@ async def test_a_delayed_queue_has_the_same_actions(client: Client, admin: Brows
 async def test_an_action_on_a_state_is_bounded(
     client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.changes.MOST", 25)
+    monkeypatch.setattr("delayq._dashboard.changes.MAX_MESSAGES", 25)
     for partitions in (None, 3):
         jobs = client.reliable_queue(f"jobs{partitions or ''}", partitions=partitions)
         await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(40)])
@@ -976,7 +976,7 @@ async def test_workers_are_listed_with_their_messages(
 async def test_of_many_workers_the_first_are_shown(
     client: Client, reader: Browser, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.workers._MOST_SHOWN", 3)
+    monkeypatch.setattr("delayq._dashboard.pages.server._MAX_SHOWN", 3)
     await client.reliable_queue("jobs").offer(1, 3600)
     now = (await client.server_time()).timestamp()
     for n in range(5):

@@ -1,4 +1,4 @@
-"""The pages. Each has a module, a template, and an entry here, in the order of the navigation."""
+"""The pages. Each has a template, and an entry here, in the order of the navigation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from delayq._dashboard.pages import (
     enqueue,
     groups,
     history,
-    letters,
     login,
     message,
     overview,
-    purge,
     queue,
     schedules,
     search,
     server,
     settings,
-    workers,
 )
 
 if TYPE_CHECKING:
@@ -28,18 +25,18 @@ if TYPE_CHECKING:
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
     search.PAGE,
-    workers.PAGE,
-    server.PAGE,
+    server.WORKERS,
+    server.SERVER,
     login.PAGE,
     # Of a queue
     queue.PAGE,
     history.PAGE,
-    dead.PAGE,
-    letters.PAGE,
+    dead.LETTERS,
+    dead.MATCHING_LETTERS,
     groups.PAGE,
     schedules.PAGE,
     enqueue.PAGE,
     settings.PAGE,
-    purge.PAGE,
+    queue.PURGE,
     message.PAGE,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
-from delayq._dashboard.forms import UNITS, see, whole
+from delayq._dashboard.forms import UNITS, see, whole_number
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed
@@ -100,19 +100,19 @@ async def _store(source: AnySource, offer: dict[str, Any]) -> Response:
 
 def _read(form: Form) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the options of an offer, and what is wrong with the fields that are invalid."""
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     wrong: dict[str, str] = {}
     for name, read in _FIELDS.items():
         try:
-            given[name] = read(form)
+            options[name] = read(form)
         except HTTPException as error:
             wrong[name] = error.detail
         except (BadInput, EncodeError, ValueError) as error:
             wrong[name] = str(error)
-    if given.get("at") is not None:
-        given["delay"] = None
+    if options.get("at") is not None:
+        options["delay"] = None
         wrong.pop("delay", None)
-    return given, wrong
+    return options, wrong
 
 
 def _payload(form: Form) -> bytes:
@@ -150,9 +150,9 @@ def _headers(form: Form) -> dict[str, str] | None:
 
 def _priority(form: Form) -> int:
     text = form.get("priority") or "0"
-    if not (text.isascii() and text.isdigit()) or whole(text) > 9:
+    if not (text.isascii() and text.isdigit()) or whole_number(text) > 9:
         raise HTTPException(400, "The priority must be a whole number from 0 to 9.")
-    return whole(text)
+    return whole_number(text)
 
 
 def _ttl(form: Form) -> float | None:

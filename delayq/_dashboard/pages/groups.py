@@ -29,37 +29,37 @@ _PER_PAGE = 50
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
-    asked = request.query_params
-    return await _values(board, source, asked.get("q", ""), asked.get("after"))
+    params = request.query_params
+    return await _values(board, source, params.get("q", ""), params.get("after"))
 
 
 async def _values(
-    board: Board, source: ReliableSource, wanted: str, after: str | None
+    board: Board, source: ReliableSource, name: str, after: str | None
 ) -> dict[str, Any]:
     wrong: dict[str, str] = {}
     settings, now = await asyncio.gather(source.settings(), board.now())
     try:
-        if wanted:
-            found = [await source.groups.get(wanted)]
+        if name:
+            groups = [await source.groups.get(name)]
         else:
             # One more tells whether there are more.
-            found = await source.groups.list(after=after or None, limit=_PER_PAGE + 1)
+            groups = await source.groups.list(after=after or None, limit=_PER_PAGE + 1)
     except BadInput as error:
-        wrong, found = {"q": str(error)}, []
-    shown = found[:_PER_PAGE]
+        wrong, groups = {"q": str(error)}, []
+    listed = groups[:_PER_PAGE]
     return {
         "source": source,
         "settings": settings,
-        "rows": shown,
-        "states": [describe_group_state(group, moment_us(now)) for group in shown],
-        "wanted": wanted,
+        "rows": listed,
+        "states": [describe_group_state(group, moment_us(now)) for group in listed],
+        "wanted": name,
         "now": now,
         "wrong": wrong,
         # The refused input.
         "group": "",
         "limit": "",
-        "next": link("groups", source, None, after=shown[-1].name)
-        if len(found) > len(shown)
+        "next": link("groups", source, None, after=listed[-1].name)
+        if len(groups) > len(listed)
         else "",
     }
 
@@ -74,8 +74,8 @@ async def limit_group(board: Board, source: ReliableSource, form: Form) -> Respo
     except BadInput as error:
         name = "limit" if "limit" in str(error) or group else "new_group"
         values = await _values(board, source, group, None)
-        kept = {"group": group or typed, "limit": form.get("limit"), "wrong": {name: str(error)}}
-        return await board.refused(form, PAGE, **values | kept)
+        refused = {"group": group or typed, "limit": form.get("limit"), "wrong": {name: str(error)}}
+        return await board.refused(form, PAGE, **values | refused)
     return see("groups", source, done="limited" if write_limit(limit) != "none" else "lifted")
 
 

@@ -49,34 +49,34 @@ class Chart:
 
     label: str
     total: str
-    most: str
+    peak: str
     bars: Sequence[Bar]
     width: int
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
-    chosen = request.query_params.get("span", "")
-    chosen = chosen if chosen in _SPANS else "hour"
-    unit, span, _, share = _SPANS[chosen]
-    found = await source.activity(unit, span)
-    parts = [Activity.total(found[at : at + share]) for at in range(0, len(found), share)]
-    whole = Activity.total(found)
+    span_name = request.query_params.get("span", "")
+    span_name = span_name if span_name in _SPANS else "hour"
+    unit, span, _, share = _SPANS[span_name]
+    activities = await source.activity(unit, span)
+    parts = [Activity.total(activities[at : at + share]) for at in range(0, len(activities), share)]
+    total = Activity.total(activities)
     charts = [
-        _chart(label, parts, [getattr(part, name) for part in parts], getattr(whole, name), _count)
+        _chart(label, parts, [getattr(part, name) for part in parts], getattr(total, name), _count)
         for name, label in _COUNTS.items()
     ]
     for label, name in (("Late when handed out", "lateness"), ("Handlers took", "handling")):
         for quantile, text in ((0.5, "median"), (0.99, "99 %")):
             figures = [_quantile(getattr(part, name), quantile) for part in parts]
-            of_all = _quantile(getattr(whole, name), quantile)
+            of_all = _quantile(getattr(total, name), quantile)
             charts.append(_chart(f"{label}, {text}", parts, figures, of_all, _duration))
     return {
         "source": source,
         "charts": charts,
-        "span": chosen,
+        "span": span_name,
         "spans": [(name, text) for name, (_, _, text, _) in _SPANS.items()],
-        "happened": any(getattr(whole, name) for name in _COUNTS),
+        "happened": any(getattr(total, name) for name in _COUNTS),
         "height": _HEIGHT,
     }
 
@@ -84,15 +84,15 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 def _chart(
     label: str, parts: Sequence[Activity], figures: Sequence[float], total: float, text: Any
 ) -> Chart:
-    most = max(figures)
+    peak = max(figures)
     bars = []
     for x, (part, figure) in enumerate(zip(parts, figures, strict=True)):
         if figure:
             # A single message among millions is visible, too.
-            height = max(1.0, figure / most * _HEIGHT)
+            height = max(1.0, figure / peak * _HEIGHT)
             title = f"{part.start:%Y-%m-%d %H:%M} UTC: {text(figure)}"
             bars.append(Bar(x, round(_HEIGHT - height, 2), round(height, 2), title))
-    return Chart(label, text(total), text(most), bars, len(parts))
+    return Chart(label, text(total), text(peak), bars, len(parts))
 
 
 def _quantile(spread: Spread, share: float) -> float:

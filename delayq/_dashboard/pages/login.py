@@ -24,7 +24,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 async def log_in(board: Board, request: Request) -> Response:
     form = await board.form(request)
-    wanted = form.get("next")
+    destination = form.get("next")
     address = request.client.host if request.client is not None else ""
     login = board.guard.login_with(form.get("token"), address)
     if login is None:
@@ -32,8 +32,8 @@ async def log_in(board: Board, request: Request) -> Response:
         if board.guard.is_guessing(address):
             await asyncio.sleep(LATE)
             status, wrong = 429, "Wrong token, after many others from your address."
-        return await board.page(request, PAGE.template, status, wrong=wrong, next=wanted)
-    page, query = board.own_address(wanted)
+        return await board.page(request, PAGE.template, status, wrong=wrong, next=destination)
+    page, query = board.own_address(destination)
     response = see(page, **query | {"done": "loggedin" if login.may_act else "reading"})
     board.guard.log_in(request, response, login)
     return response

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from delayq._dashboard.depths import late_us, undeliverable
-from delayq._dashboard.forms import whole
-from delayq._dashboard.health import STATES, states
+from delayq._dashboard.forms import whole_number
+from delayq._dashboard.health import STATES, late_us, states, undeliverable
 from delayq._dashboard.page import Page
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 _PER_PAGE = 100
 # With more queues than that, only those of the page are counted, so they are sorted by name.
-_MOST_RANKED = 1000
+_MAX_RANKED = 1000
 
 
 @dataclass(frozen=True)
@@ -61,32 +60,32 @@ _COLUMNS: dict[str, tuple[str, Callable[[Line], Any], bool]] = {
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
-    asked = request.query_params
-    wanted, state = asked.get("q", ""), asked.get("state", "")
-    offset = whole(asked.get("offset"))
+    params = request.query_params
+    pattern, state = params.get("q", ""), params.get("state", "")
+    offset = whole_number(params.get("offset"))
     # By name.
-    known = await board.queues.find_all()
-    found = [each for each in known if wanted.casefold() in each[1].casefold()]
-    ranked = len(found) <= _MOST_RANKED
-    some = found if ranked else found[offset : offset + _PER_PAGE]
-    lines = await _lines(board, some)
-    sort = asked.get("sort") if ranked else "name"
+    queues = await board.queues.find_all()
+    matching = [queue for queue in queues if pattern.casefold() in queue[1].casefold()]
+    ranked = len(matching) <= _MAX_RANKED
+    counted = matching if ranked else matching[offset : offset + _PER_PAGE]
+    lines = await _lines(board, counted)
+    sort = params.get("sort") if ranked else "name"
     sort = sort if sort in _COLUMNS else "state"
     _, key, largest_first = _COLUMNS[sort]
-    backwards = asked.get("order") == "reversed" and ranked
+    backwards = params.get("order") == "reversed" and ranked
     lines.sort(key=key, reverse=largest_first != backwards)
-    shown = [line for line in lines if not state or state in _words(line)]
-    total = len(shown) if ranked else len(found)
+    listed = [line for line in lines if not state or state in _words(line)]
+    total = len(listed) if ranked else len(matching)
     return {
-        "lines": shown[offset : offset + _PER_PAGE] if ranked else shown,
-        "sums": {name: _sum(shown, name) for name in ("delayed", "ready", "leased", "dead")},
+        "lines": listed[offset : offset + _PER_PAGE] if ranked else listed,
+        "sums": {name: _sum(listed, name) for name in ("delayed", "ready", "leased", "dead")},
         "troubles": _troubles(lines),
         "columns": {name: (column[0], column[2]) for name, column in _COLUMNS.items()},
         "sort": sort,
         "backwards": backwards,
         "ranked": ranked,
-        "most_ranked": _MOST_RANKED,
-        "wanted": wanted,
+        "most_ranked": _MAX_RANKED,
+        "wanted": pattern,
         "state": state,
         "total": total,
         "offset": offset,
@@ -94,8 +93,8 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     }
 
 
-async def _lines(board: Board, known: Sequence[Any]) -> list[Line]:
-    sources = [board.queues.of(*each) for each in known]
+async def _lines(board: Board, queues: Sequence[Any]) -> list[Line]:
+    sources = [board.queues.of(*queue) for queue in queues]
     lines = []
     for source, depth in zip(sources, await board.live.depths(sources), strict=True):
         trail = board.live.trail(source)
@@ -114,7 +113,7 @@ def _words(line: Line) -> list[str]:
 def _troubles(lines: Sequence[Line]) -> list[tuple[State, int]]:
     """Return the troubles, the worst first, and how many queues have each."""
     counted = ((state, sum(state in line.states for line in lines)) for state in STATES)
-    return [each for each in counted if each[1] and each[0].tone in ("bad", "warn")]
+    return [entry for entry in counted if entry[1] and entry[0].tone in ("bad", "warn")]
 
 
 def _sum(lines: Sequence[Line], name: str) -> int:

@@ -1,15 +1,15 @@
-"""A queue: counts, due times, and the messages in each state."""
+"""A queue: counts, due times, the messages in each state; and dropping them."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
-from delayq._dashboard.depths import count_in, late_us
 from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, see
+from delayq._dashboard.health import count_in, late_us
 from delayq._dashboard.page import Action, Note, Page
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from delayq._dashboard.queues import AnySource
     from delayq._dashboard.reliable_source import ReliableSource
     from delayq._dashboard.rows import Place
+    from delayq.admin.delayed import PurgeState
+
 
 PER_PAGE = 25
 """How many messages a page of a list shows."""
@@ -62,7 +64,7 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
         "farthest": farthest(source),
         "now": now,
         "units": tuple(UNITS),
-        "most": changes.MOST,
+        "most": changes.MAX_MESSAGES,
         **NO_DELAY,
     }
 
@@ -79,7 +81,7 @@ async def resume(board: Board, source: ReliableSource, form: Form) -> Response:
 
 async def cancel_many(board: Board, source: AnySource, form: Form) -> Response:
     state = _state(source, form)
-    if not (places := await _chosen(source, state, form)):
+    if not (places := await _selected(source, state, form)):
         return see("queue", source, state=state, done="unselected")
     changed = await changes.cancel(board, source, places, running=state == "leased")
     return see_changed(source, state, "cancelled_many", changed)
@@ -91,8 +93,8 @@ async def reschedule_many(board: Board, source: AnySource, form: Form) -> Respon
         delay = form.delay_us()
     except HTTPException as error:
         values = await _values(board, source, state, 0)
-        kept = form.refused_delay(error)
-        return await board.refused(form, PAGE, **values | kept)
+        refused = form.refused_delay(error)
+        return await board.refused(form, PAGE, **values | refused)
     return await _reschedule(board, source, form, state, delay)
 
 
@@ -103,7 +105,7 @@ async def run_now(board: Board, source: AnySource, form: Form) -> Response:
 async def _reschedule(
     board: Board, source: AnySource, form: Form, state: str, delay_us: int
 ) -> Response:
-    if not (places := await _chosen(source, state, form)):
+    if not (places := await _selected(source, state, form)):
         return see("queue", source, state=state, done="unselected")
     changed = await changes.reschedule(board, source, places, delay_us)
     return see_changed(source, state, "rescheduled_many", changed)
@@ -112,8 +114,8 @@ async def _reschedule(
 async def undo(board: Board, source: AnySource, form: Form) -> Response:
     if (undone := await board.undos.run(form.get("undo"))) is None:
         return see("queue", source, done="late")
-    (count, unsure), wanted = undone
-    done = "undone" if count == wanted else "perhaps" if unsure else "partly"
+    (count, unsure), total = undone
+    done = "undone" if count == total else "perhaps" if unsure else "partly"
     return see("queue", source, done=done, count=str(count))
 
 
@@ -123,12 +125,12 @@ def _state(source: AnySource, form: Form) -> str:
     return state
 
 
-async def _chosen(source: AnySource, state: str, form: Form) -> list[Place]:
+async def _selected(source: AnySource, state: str, form: Form) -> list[Place]:
     """Return the places of the selected messages, or of all in that state."""
-    chosen = form.places()
-    if chosen is None:
+    selected = form.places()
+    if selected is None:
         return await changes.places_in(source, state)
-    return [place for place in chosen if source.may_hold(place)]
+    return [place for place in selected if source.may_hold(place)]
 
 
 def see_changed(source: AnySource, state: str, done: str, changed: Changed) -> Response:
@@ -146,8 +148,8 @@ def see_changed(source: AnySource, state: str, done: str, changed: Changed) -> R
 
 def _share(bar: int, bars: Iterable[int]) -> int:
     """Return the length of a bar, out of 100. A bar that is not empty is visible."""
-    most = max(bars, default=0)
-    return 0 if not bar else max(1, round(100 * bar / most))
+    longest = max(bars, default=0)
+    return 0 if not bar else max(1, round(100 * bar / longest))
 
 
 PAGE = Page(
@@ -196,4 +198,51 @@ PAGE = Page(
         "paused": Note("Queue paused. No messages are delivered until you resume it."),
         "resumed": Note("Queue resumed."),
     },
+)
+
+
+PURGED_STATES = ("delayed", "ready", "all")
+
+
+async def load_purge(board: Board, request: Request) -> Mapping[str, Any]:
+    return await _purge_values(await board.source(request), "", "", {})
+
+
+async def _purge_values(
+    source: AnySource, state: str, typed: str, wrong: Mapping[str, str]
+) -> dict[str, Any]:
+    depth = await source.depth()
+    # Payloads that workers of a delayed queue have are no longer in it.
+    leased = depth.leased if source.kind == "reliable" else 0
+    counts = {
+        "delayed": depth.delayed,
+        "ready": depth.ready,
+        "all": depth.delayed + depth.ready + leased,
+    }
+    return {"source": source, "counts": counts, "state": state, "typed": typed, "wrong": wrong}
+
+
+async def purge_queue(board: Board, source: AnySource, form: Form) -> Response:
+    state, typed = form.get("state"), form.get("typed")
+    wrong = {}
+    if state not in PURGED_STATES:
+        wrong["state"] = "Choose which messages to drop."
+    if typed.replace("\r\n", "\n").strip() != source.name.strip():
+        wrong["typed"] = "This is not the name of the queue."
+    if wrong:
+        values = await _purge_values(source, state, typed, wrong)
+        return await board.refused(form, PURGE, **values)
+    count = await source.purge(cast("PurgeState", state))
+    return see("queue", source, done="dropped", count=str(count), undo="no")
+
+
+PURGE = Page(
+    "/purge",
+    "purge.html",
+    load_purge,
+    label="Purge",
+    scope="queue",
+    operators=True,
+    actions={"purge_queue": Action(purge_queue)},
+    notes={"dropped": Note("message dropped.", "messages dropped.")},
 )

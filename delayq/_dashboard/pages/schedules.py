@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from delayq._dashboard.forms import see, whole
+from delayq._dashboard.forms import see, whole_number
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.undo import Undo, Undone
 
@@ -27,7 +27,7 @@ _SIZE = 2000
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
-    offset = whole(request.query_params.get("offset"))
+    offset = whole_number(request.query_params.get("offset"))
     schedules, now = await asyncio.gather(source.schedules(), board.now())
     return {
         "source": source,

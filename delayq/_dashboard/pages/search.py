@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
-from delayq._dashboard.forms import whole
+from delayq._dashboard.forms import whole_number
 from delayq._dashboard.page import Page
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import link, name_of
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from delayq.admin.catalog import QueueKind
 
 STATES = ("ready", "delayed", "leased", "dead", "unreadable")
-_FOUND = 25
+_PER_PAGE = 25
 # The bounds of one page: visitors go on to the next one. A page opens within 300 ms.
-_MOST = 5_000
+_MAX_EXAMINED = 5_000
 _SECONDS = 0.2
 # The longest payload that is parsed to be searched, in bytes.
 _PARSED = 256 * 1024
-_MOST_TROUBLES = 10
+_MAX_TROUBLES = 10
 
 
 @dataclass
 class _Progress:
     """The results of one page so far."""
 
-    until: float = 0.0
-    found: list[tuple[AnySource, Row]] = field(default_factory=list)
+    deadline: float = 0.0
+    matches: list[tuple[AnySource, Row]] = field(default_factory=list)
     searched: int = 0
     troubles: list[str] = field(default_factory=list)
     # Where to go on: a queue, and how many of its messages to skip.
@@ -50,37 +50,45 @@ class _Progress:
 
     @property
     def is_full(self) -> bool:
-        return len(self.found) >= _FOUND or self.searched >= _MOST or time.monotonic() >= self.until
+        return (
+            len(self.matches) >= _PER_PAGE
+            or self.searched >= _MAX_EXAMINED
+            or time.monotonic() >= self.deadline
+        )
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
-    asked = request.query_params
-    texts = {name: asked.get(name, "").strip() for name in ("q", "id", "error", "group", "header")}
-    state = asked.get("state", "")
+    params = request.query_params
+    texts = {name: params.get(name, "").strip() for name in ("q", "id", "error", "group", "header")}
+    state = params.get("state", "")
     if state and state not in STATES:
         raise HTTPException(404, "Unknown message state.")
-    only = await board.source(request) if asked.get("name") else None
+    source = await board.source(request) if params.get("name") else None
     query, wrong = _query(texts)
     work = None
     if not query.is_empty and not wrong:
         work = _Progress()
         states = (state,) if state else STATES
-        if only is not None:
-            work.until = time.monotonic() + _SECONDS
-            await _look(only, query, states, whole(asked.get("offset")), work)
+        if source is not None:
+            work.deadline = time.monotonic() + _SECONDS
+            await _look(source, query, states, whole_number(params.get("offset")), work)
         else:
-            after = asked.get("from", ""), asked.get("from_kind", "")
-            await _look_at_all(board, query, states, after, whole(asked.get("offset")), work)
-    seen = whole(asked.get("seen")) + (0 if work is None else work.searched)
+            after = params.get("from", ""), params.get("from_kind", "")
+            await _look_at_all(
+                board, query, states, after, whole_number(params.get("offset")), work
+            )
+    examined = whole_number(params.get("seen")) + (0 if work is None else work.searched)
     return {
-        "only": only,
+        "only": source,
         "texts": texts,
         "state": state,
         "states": STATES,
         "wrong": wrong,
         "work": work,
-        "seen": seen,
-        "more": "" if work is None or work.next is None else _more(only, texts, state, work, seen),
+        "seen": examined,
+        "more": ""
+        if work is None or work.next is None
+        else _next_link(source, texts, state, work, examined),
         "now": await board.now(),
     }
 
@@ -104,10 +112,10 @@ async def _look_at_all(
     work: _Progress,
 ) -> None:
     """Search all queues by name, from a name and kind on."""
-    known = sorted(await board.queues.find_all(), key=lambda each: (each[1], each[0]))
-    work.until = time.monotonic() + _SECONDS
-    rest = [each for each in known if (each[1], each[0]) >= start]
-    for place, (kind, name, partitions) in enumerate(rest):
+    queues = sorted(await board.queues.find_all(), key=lambda each: (each[1], each[0]))
+    work.deadline = time.monotonic() + _SECONDS
+    remaining = [queue for queue in queues if (queue[1], queue[0]) >= start]
+    for place, (kind, name, partitions) in enumerate(remaining):
         if place and work.is_full:
             work.next = kind, name, 0
             return
@@ -117,7 +125,7 @@ async def _look_at_all(
             await _look(source, query, states, skip, work)
         except ServerRefused as error:
             # A queue whose keys hold something else must not hide the others.
-            if len(work.troubles) < _MOST_TROUBLES:
+            if len(work.troubles) < _MAX_TROUBLES:
                 work.troubles.append(f"{name}: {error}")
         if work.next is not None:
             return
@@ -129,25 +137,25 @@ async def _look(
     """Search one queue, from an offset on."""
     if source.kind == "delayed" and query.needs_reliable:
         return
-    known = ""
+    exact_id = ""
     if query.id and isinstance(source, ReliableSource):
         # A whole id is found at once, however long the queue is.
-        known = query.id
-        rows = await source.look_up(known) if not offset else []
-        wanted = [row for row in rows if row.state in states and query.matches(_fields(row))]
-        work.found += [(source, row) for row in wanted]
+        exact_id = query.id
+        rows = await source.look_up(exact_id) if not offset else []
+        matching = [row for row in rows if row.state in states and query.matches(_fields(row))]
+        work.matches += [(source, row) for row in matching]
 
     def matches(row: Row) -> bool:
         fields = _fields(row)
-        return query.matches(fields) and not (known and fields.id == known)
+        return query.matches(fields) and not (exact_id and fields.id == exact_id)
 
     search = Search(await source.search_pages(states), matches, offset)
     rows = await search.run(
-        max_examined=max(0, _MOST - work.searched),
-        limit=max(1, _FOUND - len(work.found)),
-        deadline=work.until,
+        max_examined=max(0, _MAX_EXAMINED - work.searched),
+        limit=max(1, _PER_PAGE - len(work.matches)),
+        deadline=work.deadline,
     )
-    work.found += [(source, row) for row in rows]
+    work.matches += [(source, row) for row in rows]
     work.searched += search.searched
     if (next_offset := search.next_offset) is not None:
         work.next = source.kind, source.name, next_offset
@@ -167,14 +175,14 @@ def _texts(payload: bytes) -> list[str]:
     return texts
 
 
-def _more(
-    only: AnySource | None, texts: Mapping[str, str], state: str, work: _Progress, seen: int
+def _next_link(
+    source: AnySource | None, texts: Mapping[str, str], state: str, work: _Progress, examined: int
 ) -> str:
     """Return the address of the next page."""
     assert work.next is not None
     kind, name, offset = work.next
-    start = {} if only is not None else {"from": name, "from_kind": kind}
-    return link("search", only, None, **texts, state=state, **start, offset=offset, seen=seen)
+    start = {} if source is not None else {"from": name, "from_kind": kind}
+    return link("search", source, None, **texts, state=state, **start, offset=offset, seen=examined)
 
 
 PAGE = Page("/search", "search.html", load, label="Search", scope="server")

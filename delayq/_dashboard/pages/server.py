@@ -1,4 +1,4 @@
-"""The server: its figures, and the findings of ``delayq doctor``."""
+"""The server, with the findings of ``delayq doctor``, and the processes that work on its queues."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.page import Page
+from delayq._dashboard.reliable_source import ReliableSource
+from delayq._dashboard.rows import Place, Row
 from delayq._redis import server_info
 from delayq.admin.catalog import FoundQueue
 from delayq.admin.doctor import diagnose
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq.admin.doctor import Finding
+    from delayq.stats import RunningMessage, WorkerInfo
+
 
 # How long findings count, in seconds: the rights of every role are looked at.
 _FRESH = 10.0
-_MOST_QUEUES = 50
+_MAX_QUEUES = 50
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,11 @@ class Server:
     @property
     def memory_share(self) -> int | None:
         """Return the percentage of the memory in use; None without a maximum."""
-        most = self.number("maxmemory")
-        return min(100, round(100 * self.number("used_memory") / most)) if most else None
+        maximum = self.number("maxmemory")
+        return min(100, round(100 * self.number("used_memory") / maximum)) if maximum else None
 
 
-async def load(board: Board, request: Request) -> Mapping[str, Any]:
+async def load_server(board: Board, request: Request) -> Mapping[str, Any]:
     servers, findings = await board.shared("server", lambda: _look(board), _FRESH)
     return {"servers": servers, "findings": findings}
 
@@ -56,10 +60,50 @@ async def _look(board: Board) -> tuple[list[Server], list[Finding]]:
         infos = await server_info.servers(board.session().server)
     except ServerRefused:
         infos = []
-    known = await board.queues.find_all()
-    queues = [FoundQueue(*each) for each in known[:_MOST_QUEUES]]
+    found_queues = await board.queues.find_all()
+    queues = [FoundQueue(*queue) for queue in found_queues[:_MAX_QUEUES]]
     findings = [finding async for finding in diagnose(board.client, queues)]
     return [Server(info) for info in infos], findings
 
 
-PAGE = Page("/server", "server.html", load, label="Server", scope="server", refresh=30)
+SERVER = Page("/server", "server.html", load_server, label="Server", scope="server", refresh=30)
+
+
+# Maximum number of workers that are shown, and of queues that could not be read.
+_MAX_SHOWN = 200
+
+
+async def load_workers(board: Board, request: Request) -> Mapping[str, Any]:
+    selected = await board.reliable(request) if request.query_params.get("name") else None
+    sources = [selected] if selected is not None else await _reliable_sources(board)
+    now = await board.now()
+    rows: list[tuple[ReliableSource, WorkerInfo]] = []
+    troubles: list[tuple[ReliableSource, str]] = []
+    for source, workers in zip(sources, await board.live.workers(sources), strict=True):
+        if isinstance(workers, str):
+            troubles.append((source, workers))
+        else:
+            rows += [(source, worker) for worker in workers]
+    # A process may have more than one client.
+    rows.sort(key=lambda row: (row[1].host, row[1].pid, row[1].queue, row[1].started_at))
+    return {
+        "rows": rows[:_MAX_SHOWN],
+        "total": len(rows),
+        "troubles": troubles[:_MAX_SHOWN],
+        "chosen": selected,
+        "now": now,
+        "row_of": _row_of,
+    }
+
+
+async def _reliable_sources(board: Board) -> list[ReliableSource]:
+    sources = [board.queues.of(*queue) for queue in await board.queues.find_all()]
+    return [source for source in sources if isinstance(source, ReliableSource)]
+
+
+def _row_of(message: RunningMessage) -> Row:
+    """Return what a link to a message needs."""
+    return Row(Place(message.id.encode(), message.partition), "leased", None)
+
+
+WORKERS = Page("/workers", "workers.html", load_workers, label="Workers", scope="server", refresh=5)

@@ -74,12 +74,12 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
         texts = {
             name: form.get(name) if name in form else text for name, text in values["was"].items()
         }
-        was = {
+        initial = {
             name: form.get(f"was_{name}") if f"was_{name}" in form else text
             for name, text in values["was"].items()
         }
-        shown = values | {"texts": texts, "was": was, "wrong": wrong}
-        return await board.refused(form, PAGE, **shown)
+        page_values = values | {"texts": texts, "was": initial, "wrong": wrong}
+        return await board.refused(form, PAGE, **page_values)
     return see("settings", source, done="unsure" if changes else "unchanged")
 
 
