@@ -34,9 +34,8 @@ from benchmarks._report import Table
 from benchmarks._samples import quantile
 from benchmarks._virtual_queue import EPOCH_US, Costs, Server, VirtualClient, Worker, World
 from delayq._redis.slots import slot_of
-from delayq._reliable.ids import new_id
+from delayq._reliable.ids import new_id, partition_of
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.placement import partition_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

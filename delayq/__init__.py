@@ -54,7 +54,7 @@ if typing.TYPE_CHECKING:
     from delayq._reliable.groups import Group, Groups
     from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message, Reject, RetryAfter, Snooze
-    from delayq._reliable.offering import Offer
+    from delayq._reliable.offers import Offer
     from delayq._reliable.outcomes import Attempt, MessageHistory
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.schedules import Schedule
@@ -149,7 +149,7 @@ _HOMES = {
     "Limit": "_reliable.limits",
     "Message": "_reliable.message",
     "MessageHistory": "_reliable.outcomes",
-    "Offer": "_reliable.offering",
+    "Offer": "_reliable.offers",
     "QueueDepth": "stats",
     "QueueSettings": "_reliable.settings",
     "QueueStats": "stats",

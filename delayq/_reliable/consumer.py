@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from delayq._engine.caller_queue import Numbered
-    from delayq._reliable.declaration import Declaration
+    from delayq._reliable.known_settings import Declaration
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import StoredMessage

@@ -28,14 +28,25 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from delayq._logging import about
+from delayq._redis.connection import own_copy
 from delayq._redis.error_reader import SettingsChanged
+from delayq._redis.retry import retry_delay
 from delayq._reliable.settings import ChangeOutcome, StoredSettings, repartition
-from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerUnavailable
+from delayq.errors import (
+    Closed,
+    ConfigurationError,
+    DelayqError,
+    OutcomeUnknown,
+    ServerError,
+    ServerRefused,
+    ServerUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from delayq._background import Background
+    from delayq._engine.context import EngineContext
     from delayq._reliable.settings import Declared, Difference
     from delayq._reliable.store import ReliableStore
 
@@ -56,6 +67,7 @@ class KnownSettings:
     """The settings of one queue, as far as this client knows them.
 
     Attributes:
+        name: The queue's name.
         stored: The settings on the server when they were last read.
     """
 
@@ -72,7 +84,7 @@ class KnownSettings:
         background: Runs the task that reads the settings again.
         changed: Called with the settings when they are known, and whenever they have changed.
         """
-        self._name = name
+        self.name: str = name
         self._store_of = store_of
         self._store = store_of(0)
         self._background = background
@@ -115,7 +127,7 @@ class KnownSettings:
             with before_a_call():
                 number = {"partitions": self._declared.get("partitions", "1")} if stores else {}
                 stored = await self.read({**number, **declared})
-                stored.check_partitions(self._name, declared)
+                stored.check_partitions(self.name, declared)
         self._declared = {**declared, **self._declared}
         self._warn(declared)
 
@@ -127,7 +139,7 @@ class KnownSettings:
         with before_a_call():
             number = next(self._reads)
             stored = await self._store.settings()
-            stored.check_layout(self._name)
+            stored.check_layout(self.name)
             # What was in force last counts more than what the code says.
             known = self.stored.fields
             declared = {**(more or {}), **self._declared}
@@ -149,13 +161,13 @@ class KnownSettings:
         # Where it cannot be reached, or the user may not, a new queue is the likelier case.
         with suppress(DelayqError):
             copy = await self._store_of(1).settings()
-            copy.check_layout(self._name)
+            copy.check_layout(self.name)
             if copy.is_numbered:
                 _log.warning(
                     "queue %r: the server has lost its settings: those hold of which a partition"
                     " has a copy",
-                    self._name,
-                    extra=about(self._name),
+                    self.name,
+                    extra=about(self.name),
                 )
                 return copy.to_declare()
         return {}
@@ -179,7 +191,7 @@ class KnownSettings:
         self._check_shares(outcome, {**stored.fields, **changes})
         if outcome is ChangeOutcome.BUSY:
             raise ServerUnavailable(
-                f"nothing was changed: queue {self._name!r} is being moved to {stored.moving_to}"
+                f"nothing was changed: queue {self.name!r} is being moved to {stored.moving_to}"
                 " partitions"
             )
         self._adopt(stored, number)
@@ -230,7 +242,7 @@ class KnownSettings:
             except SettingsChanged:
                 await self.after_refusal(partition())
         raise ServerUnavailable(
-            f"nothing was done: the settings of queue {self._name!r} keep changing"
+            f"nothing was done: the settings of queue {self.name!r} keep changing"
         )
 
     async def after_refusal(self, partition: int) -> None:
@@ -245,7 +257,7 @@ class KnownSettings:
                 # Not for long: the server ends this if the client that began it has died. To move a
                 # queue that is not empty may take longer.
                 if time.monotonic() - began > self._store.client.retry_for:
-                    stored.check_at_rest(self._name)
+                    stored.check_at_rest(self.name)
                 await asyncio.sleep(_PAUSE)
                 number = next(self._reads)
                 _, stored = await self._store.configure("change", {})
@@ -266,7 +278,7 @@ class KnownSettings:
             return
         self._read_again = True
         if self._reading is None:
-            self._reading = self._background.spawn(self._read_all(), f"settings of {self._name}")
+            self._reading = self._background.spawn(self._read_all(), f"settings of {self.name}")
 
     async def _read_all(self) -> None:
         try:
@@ -279,9 +291,9 @@ class KnownSettings:
         except DelayqError as error:
             _log.warning(
                 "queue %r: reading the settings failed: %s",
-                self._name,
+                self.name,
                 error,
-                extra=about(self._name),
+                extra=about(self.name),
             )
         finally:
             self._reading = None
@@ -294,19 +306,19 @@ class KnownSettings:
         return [
             difference
             for difference in self.stored.differences(declared)
-            if (self._name, difference.name) not in _WARNED
+            if (self.name, difference.name) not in _WARNED
         ]
 
     def _warn(self, declared: Declared) -> None:
         """Warn of settings that a handle declares and that do not count, once in this process."""
         for difference in self._unknown_differences(declared):
-            _WARNED.add((self._name, difference.name))
+            _WARNED.add((self.name, difference.name))
             _log.warning(
                 "queue %r: %s. The value on the server counts; to change it, run: %s",
-                self._name,
+                self.name,
                 difference.text,
-                difference.command(self._name),
-                extra=about(self._name),
+                difference.command(self.name),
+                extra=about(self.name),
             )
 
     # Changing
@@ -325,7 +337,7 @@ class KnownSettings:
 
     def _check_shares(self, outcome: ChangeOutcome, wanted: Declared) -> None:
         if outcome is ChangeOutcome.TOO_SMALL:
-            StoredSettings(wanted).check_shares(self._name)
+            StoredSettings(wanted).check_shares(self.name)
 
     async def _copy(self, stored: StoredSettings, partitions: Iterable[int]) -> None:
         """Give partitions copies of these settings, unless they have newer ones.
@@ -349,7 +361,7 @@ class KnownSettings:
             self._adopt(stored, number)
             await store.copy_settings(stored, partition)
         except SettingsChanged:
-            (await store.settings()).check_layout(self._name)
+            (await store.settings()).check_layout(self.name)
 
     async def _renumber(
         self, stored: StoredSettings, changes: Declared
@@ -372,18 +384,18 @@ class KnownSettings:
                 if outcome is not ChangeOutcome.LOST:
                     break
         except BaseException:
-            self._background.spawn(self._release(token), f"settings of {self._name}")
+            self._background.spawn(self._release(token), f"settings of {self.name}")
             raise
         if outcome in (ChangeOutcome.BUSY, ChangeOutcome.LOST):
             raise ServerUnavailable(
-                f"nothing was changed: another client changes the partitions of {self._name!r}"
+                f"nothing was changed: another client changes the partitions of {self.name!r}"
             )
         if outcome in (ChangeOutcome.IN_USE, ChangeOutcome.TOO_SMALL):
             await self._release(token)
         if outcome is ChangeOutcome.IN_USE:
             raise ConfigurationError(
-                f"queue {self._name!r} is not empty, so it keeps its number of partitions,"
-                f" {stored.partitions}: to change that, run: {repartition(self._name, changes)}"
+                f"queue {self.name!r} is not empty, so it keeps its number of partitions,"
+                f" {stored.partitions}: to change that, run: {repartition(self.name, changes)}"
             )
         return outcome, stored
 
@@ -393,13 +405,108 @@ class KnownSettings:
             await self._store.renumber("release", token, {"partitions": "1"})
 
     def _adopt(self, stored: StoredSettings, number: int) -> None:
-        stored.check_layout(self._name)
+        stored.check_layout(self.name)
         if number < self._newest:
             return
         was_known, before = self.is_known, self.stored
         self._newest, self.stored = number, stored
         if not was_known or before.epoch != stored.epoch:
             self._changed(stored)
+
+
+class Declaration:
+    """Declares the settings of a queue that a handle was given, at the handle's first call.
+
+    Attributes:
+        is_made: Whether the settings on the server are known, and agree with the declared ones.
+    """
+
+    def __init__(
+        self,
+        settings: KnownSettings,
+        declared: Declared,
+        services: EngineContext,
+        closing: asyncio.Future[None],
+    ) -> None:
+        """Args:
+        settings: The settings of the queue.
+        declared: The settings that the handle was given.
+        services: The client's services.
+        closing: Done when the queue is closed.
+        """
+        self.is_made: bool = False
+        self._settings = settings
+        self._declared = declared
+        self._background = services.background
+        self._retry_most = services.retry_most
+        self._closing = closing
+        # The calls under way, by whether the caller is about to store something.
+        self._making: dict[bool, asyncio.Task[DelayqError | None]] = {}
+
+    async def make(self, *, stores: bool = False) -> None:
+        """Learn the settings on the server, and declare those of the handle.
+
+        If the caller ``stores`` something, a queue without a number of partitions gets one.
+        Concurrent callers share one call. Raises as :meth:`KnownSettings.learn`, and
+        :class:`~delayq.Closed`.
+        """
+        if (making := self._making.get(stores)) is None:
+            making = self._making[stores] = self._background.spawn(
+                self._make(stores), f"settings of {self._settings.name}"
+            )
+        either: set[asyncio.Future[Any]] = {making, self._closing}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        self._check_open()
+        if (error := making.result()) is not None:
+            raise own_copy(error)
+
+    async def make_within(self, wait: float | None) -> float | None:
+        """Declare as :meth:`make`, for a caller that waits ``wait`` seconds for messages.
+
+        A caller that waits for messages waits for the server as well.
+
+        Returns:
+            How long the caller still waits, in seconds.
+
+        Raises:
+            TimeoutError: The time is over.
+        """
+        loop = self._closing.get_loop()
+        deadline = loop.time() + wait if wait else None
+        tries = 0
+        async with asyncio.timeout_at(deadline):
+            while not self.is_made:
+                try:
+                    await self.make()
+                except ServerRefused:
+                    raise
+                except ServerError:
+                    if wait == 0:
+                        raise
+                    tries += 1
+                    pause = retry_delay(tries, most=self._retry_most)
+                    await asyncio.wait({self._closing}, timeout=pause)
+                    self._check_open()
+        return wait if deadline is None else max(deadline - loop.time(), 0.001)
+
+    def give_way(self, changes: Declared) -> None:
+        """Declare the changed settings from now on, where the handle declared other ones."""
+        self._declared = {name: changes.get(name, text) for name, text in self._declared.items()}
+
+    def _check_open(self) -> None:
+        if self._closing.done():
+            raise Closed("the queue is closed")
+
+    async def _make(self, stores: bool) -> DelayqError | None:
+        try:
+            await self._settings.learn(self._declared, stores=stores)
+        except DelayqError as error:
+            return error
+        else:
+            self.is_made = True
+            return None
+        finally:
+            del self._making[stores]
 
 
 @contextmanager

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.bodies import group_in, parse_letter
+from delayq._reliable.ids import home_of, partition_of
 from delayq._reliable.keys import MESSAGES, PRIORITIES
 from delayq._reliable.moved_partition import GROUP_FIELD, MovedPartition
-from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.settings import ChangeOutcome
 from delayq.errors import ConfigurationError, ServerError, ServerUnavailable
 

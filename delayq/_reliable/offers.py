@@ -1,129 +1,442 @@
-"""Stores the messages of one partition, batching those of concurrent callers."""
+"""Offers to a reliable queue: their options, their encoding, and the calls that store them."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import lru_cache, partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, cast
 
+from delayq._durations import Duration, microseconds, when_due
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
 from delayq._engine.wakeup import warn_of_refusal
+from delayq._generics import T
 from delayq._redis.error_reader import SettingsChanged
+from delayq._redis.scripts import Request
+from delayq._reliable.bodies import OptionsMessage, PlainMessage, brief, content, plain_message
+from delayq._reliable.ids import checked_group, checked_new_id
+from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.known_settings import MOST_TRIES
-from delayq.errors import ConfigurationError, ServerError, ServerRefused, ServerUnavailable
+from delayq._reliable.outcomes import result_codec
+from delayq._reliable.settings import check_limit
+from delayq._reliable.store import OFFER, OFFER_NEW
+from delayq._wording import given
+from delayq.errors import (
+    BadDelay,
+    BadInput,
+    ConfigurationError,
+    EncodeError,
+    PayloadTooLarge,
+    ServerError,
+    ServerRefused,
+    ServerUnavailable,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
 
     from delayq._engine.context import Counters, EngineContext
     from delayq._engine.durability import Results, Unconfirmed
     from delayq._redis.client import RedisClient
     from delayq._redis.durability import Durability, WaitingServer
-    from delayq._redis.scripts import Request
+    from delayq._reliable.bodies import NewMessage
     from delayq._reliable.known_settings import KnownSettings
-    from delayq._reliable.new_message import NewMessage
     from delayq._reliable.store import ReliableStore
+    from delayq.codecs import Codec
     from delayq.errors import OutcomeUnknown
+
+
+OnDuplicate = Literal["raise", "ignore", "replace"]
+
+USUAL_PRIORITY = 0
+_LARGEST_HEADERS = 16 * 1024
+ENDS_EARLY = (
+    "ttl ends before the message is due: it counts from now, so make it longer than the delay"
+)
+
+
+# No slots: with them, frozen and generic, Offer[int](...) fails on Python 3.11.
+@dataclass(frozen=True, kw_only=True)
+class Offer(Generic[T]):
+    """A message for :meth:`ReliableQueue.offer_many`.
+
+    Its fields are the arguments of :meth:`ReliableQueue.offer`.
+
+    ``repr`` shows neither the value nor the headers: they may be private, and tracebacks are
+    logged.
+    """
+
+    value: T = field(kw_only=False, repr=False)
+    delay: Duration | None = None
+    at: datetime | None = None
+    id: str | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    priority: int = 0
+    ttl: Duration | None = None
+    max_attempts: int | None = None
+    timeout: Duration | None = None
+    unique_for: Duration | None = None
+    on_duplicate: OnDuplicate = "raise"
+    group: str | None = None
+
+
+class OfferOptions(TypedDict, total=False):
+    """The arguments of :meth:`ReliableQueue.offer`, apart from the value."""
+
+    delay: Duration | None
+    at: datetime | None
+    id: str | None
+    headers: Mapping[str, str] | None
+    priority: int
+    ttl: Duration | None
+    max_attempts: int | None
+    timeout: Duration | None
+    unique_for: Duration | None
+    on_duplicate: OnDuplicate
+    group: str | None
+    durability: str | None
+
+
+class OfferEncoder(Generic[T]):
+    """Checks and encodes the messages offered through one queue handle."""
+
+    def __init__(self, codec: Codec[T], max_payload: int) -> None:
+        """Args:
+        codec: Encodes the values.
+        max_payload: The largest encoded value allowed, bytes.
+        """
+        self._codec = codec
+        self._encode = codec.encode
+        self._max_payload = max_payload
+
+    def plain(
+        self,
+        value: T,
+        delay: Duration | None,
+        at: datetime | None,
+        headers: Mapping[str, str] | None,
+    ) -> NewMessage:
+        """Check and encode a message whose other options are the default ones: most messages.
+
+        Raises:
+            BadInput, EncodeError: As for :meth:`delayq.ReliableQueue.offer`.
+        """
+        payload = self._encode(value)
+        if headers is None and type(payload) is bytes and len(payload) <= self._max_payload:
+            stored = b"\n" + payload
+        else:
+            stored = self._content(payload, headers)
+        if at is not None:
+            when = when_due(delay, at)
+            return OptionsMessage(
+                "",
+                USUAL_PRIORITY,
+                when,
+                ttl_us=0,
+                unique_us=0,
+                on_duplicate="raise",
+                content=stored,
+                id_generated=True,
+                group=None,
+            )
+        try:
+            return plain_message(("", 0 if delay is None else _brief_delay(delay), stored))
+        except TypeError:
+            # It cannot be hashed, so it is no duration.
+            microseconds(delay or 0)
+            raise
+
+    def message(self, offer: Offer[T]) -> NewMessage:
+        """Check and encode any message. Raises as :meth:`plain`."""
+        if (
+            offer.id is None
+            and offer.ttl is None
+            and offer.unique_for is None
+            and offer.max_attempts is None
+            and offer.timeout is None
+            and offer.group is None
+            and offer.priority is USUAL_PRIORITY
+            and offer.on_duplicate == "raise"
+        ):
+            return self.plain(offer.value, offer.delay, offer.at, offer.headers)
+        return self.with_options(offer)
+
+    def with_options(self, offer: Offer[T]) -> OptionsMessage:
+        """Check and encode a message with its options. Raises as :meth:`plain`."""
+        stored = self._content(
+            self._encode(offer.value),
+            offer.headers,
+            offer.max_attempts,
+            offer.timeout,
+            offer.group,
+        )
+        priority, on_duplicate = offer.priority, offer.on_duplicate
+        if (
+            isinstance(priority, bool)
+            or not isinstance(priority, int)
+            or not 0 <= priority < PRIORITIES
+        ):
+            raise BadInput(
+                f"priority must be an int from 0 to {PRIORITIES - 1}, not {given(priority)}"
+            )
+        if on_duplicate not in ("raise", "ignore", "replace"):
+            raise BadInput(
+                f'on_duplicate must be "raise", "ignore" or "replace", not {given(on_duplicate)}'
+            )
+        ttl_us = 0 if offer.ttl is None else microseconds(offer.ttl, "ttl")
+        if offer.ttl is not None and not ttl_us:
+            raise BadDelay("ttl must be more than 0")
+        when = when_due(offer.delay, offer.at)
+        # Whether a moment comes first, the server's clock decides.
+        if ttl_us and isinstance(when, int) and ttl_us <= when:
+            raise BadDelay(ENDS_EARLY)
+        unique_us = 0 if offer.unique_for is None else microseconds(offer.unique_for, "unique_for")
+        if offer.unique_for is not None and not unique_us:
+            raise BadDelay("unique_for must be more than 0")
+        if unique_us and offer.id is None:
+            raise BadInput(
+                "unique_for needs an id: without one, every message has an id of its own"
+            )
+        return OptionsMessage(
+            "" if offer.id is None else checked_new_id(offer.id),
+            priority,
+            brief(when) if isinstance(when, int) else when,
+            ttl_us,
+            unique_us,
+            on_duplicate,
+            stored,
+            offer.id is None,
+            offer.group,
+        )
+
+    def result(self, value: object) -> bytes:
+        """Encode the result of a handler.
+
+        Raises:
+            EncodeError, PayloadTooLarge: As for :meth:`delayq.Message.ack`.
+        """
+        codec = result_codec(self._codec)
+        try:
+            payload = codec.encode(value)
+        except EncodeError as error:
+            raise EncodeError(f"the result cannot be kept: {error}") from error.__cause__
+        if not isinstance(payload, bytes):
+            raise EncodeError(
+                f"{type(codec).__name__}.encode returned {type(payload).__name__}, not bytes"
+            )
+        if len(payload) > self._max_payload:
+            raise PayloadTooLarge(len(payload), self._max_payload)
+        return payload
+
+    def messages(self, offers: Sequence[Offer[T]]) -> list[NewMessage]:
+        """Check and encode offers as :meth:`message` does."""
+        for offer in offers:
+            if not isinstance(offer, Offer):
+                raise BadInput(
+                    f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: pass"
+                    " Offer(value, ...)"
+                )
+        return [self.message(offer) for offer in offers]
+
+    def _content(
+        self,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        group: str | None = None,
+    ) -> bytes:
+        if not isinstance(payload, bytes):
+            raise EncodeError(
+                f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes"
+            )
+        if len(payload) > self._max_payload:
+            raise PayloadTooLarge(len(payload), self._max_payload)
+        check_limit("max_attempts", max_attempts)
+        timeout_us = None if timeout is None else microseconds(timeout, "timeout")
+        if timeout_us == 0:
+            raise BadDelay("timeout must be more than 0")
+        headers = None if headers is None else _checked(headers)
+        if group is not None:
+            checked_group(group)
+        return content(headers, payload, max_attempts, timeout_us, group)
+
+
+def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:
+    """Add these headers to the offers that have no header of the same name."""
+    return (
+        [replace(offer, headers=_merged(offer.headers, headers)) for offer in offers]
+        if headers
+        else offers
+    )
+
+
+def _merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mapping[str, str] | None:
+    """Return ``headers``, plus those of ``more`` that they lack.
+
+    Anything but a mapping is returned as it is, to be refused.
+    """
+    if not more or (headers is not None and not isinstance(headers, Mapping)):
+        return headers
+    return {**more, **(headers or {})}
+
+
+def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(headers, Mapping):
+        raise BadInput(f"headers must be a mapping of str to str, not {_told(headers)}")
+    size = 0
+    for name, text in headers.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise BadInput(f"headers must map str to str, not {_told(name)} to {_told(text)}")
+        size += len((name + text).encode(errors="surrogatepass"))
+    if size > _LARGEST_HEADERS:
+        raise BadInput(f"headers must have at most {_LARGEST_HEADERS} bytes, not {size}")
+    return headers
+
+
+def _told(wrong: object) -> str:
+    """Return a number or None with its type; of other values, which may be private, the type."""
+    is_number = wrong is None or isinstance(wrong, int | float)
+    return given(wrong) if is_number else f"a {type(wrong).__name__}"
+
+
+@lru_cache(1024, typed=True)
+def _brief_delay(delay: Duration) -> int | str:
+    """Return a delay as a body has it. Raises BadDelay, and TypeError for what has no hash."""
+    return brief(microseconds(delay))
+
 
 # Maximum number of messages, and of bytes, that share one script call: a script blocks the whole
 # server while it runs.
-_AT_A_TIME = 200
-_BYTES_AT_A_TIME = 256 * 1024
+_MESSAGES_PER_CALL = 200
+_BYTES_PER_CALL = 256 * 1024
+# A reply of offer_new.lua, and behind the outcomes of offer.lua: the messages are stored, but the
+# user may not announce them.
+_UNANNOUNCED = -3
 
 
-class ReliableOffers:
-    """Stores the messages offered to one partition.
+class OfferOutcome(IntEnum):
+    """What became of a message that was offered: the replies of ``offer.lua``."""
+
+    STORED = 1
+    REPLACED = 2
+    """Stored in the place of an earlier message with its id."""
+    IGNORED = 0
+    """There is one with its id already, which the caller wants to stay."""
+    DUPLICATE = -1
+    FULL = -2
+    ENDS_EARLY = -5
+    """It would expire before the moment for which it was offered."""
+
+
+STORED, REPLACED = OfferOutcome.STORED, OfferOutcome.REPLACED
+# Looking one up in the class takes five times as long.
+_OUTCOMES: Mapping[int, OfferOutcome] = {outcome.value: outcome for outcome in OfferOutcome}
+
+
+class PartitionOffers:
+    """Stores the messages offered to one partition, batching those of concurrent callers.
 
     Attributes:
-        commits: The batcher that stores messages without a further promise. Each message is as
-            large as its content; the result is the status that ``offer.lua`` returns for it.
+        commits: The batcher that stores messages without further durability. Each message is as
+            large as its content.
     """
 
     def __init__(
         self,
-        store: ReliableStore,
         index: int,
-        services: EngineContext,
+        store: ReliableStore,
         settings: KnownSettings,
         counters: Counters,
+        services: EngineContext,
         *,
         wake: Callable[[], object],
         report_soon: Callable[[], object],
     ) -> None:
         """Args:
-        store: The partition's data on the server.
-        index: The partition's number.
-        services: The services the queue is built from.
-        settings: The queue's settings.
-        counters: Counts what is stored.
-        wake: Lets this client look for messages.
-        report_soon: Reports what was counted at the next re-check.
+        index: The number of the partition.
+        store: Its data on the server.
+        settings: The settings of the queue.
+        counters: Counts the messages that are stored.
+        services: The client's services.
+        wake: Makes this client look for due messages.
+        report_soon: Called after messages were stored, to report the count of them.
         """
-        self._store = store
         self._index = index
+        self._store = store
         self._settings = settings
         self._counters = counters
+        self._background = services.background
         self._wake = wake
         self._report_soon = report_soon
-        self._background = services.background
-        self._used: list[str] = []
+        # The keys of the calls that were made: each keeps a reply on the server.
+        self.call_keys: list[str] = []
         self._warned_of_refusal = False
         # A try of these calls that we gave up may still arrive. Their records keep it from storing,
         # and expire by themselves.
-        self._unsure: set[str] = set()
-        self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(
-            self._store.client, self._store.keys.wake, self._new_commits
+        self._uncertain_calls: set[str] = set()
+        self._batchers: DurableBatchers[NewMessage, OfferOutcome] = DurableBatchers(
+            self._store.client, self._store.keys.wake, self._new_batcher
         )
-        self.commits: Batcher[NewMessage, int] = self._promised.plain
+        self.commits: Batcher[NewMessage, OfferOutcome] = self._batchers.plain
 
-    async def under(self, promise: Durability) -> Batcher[NewMessage, int | Unconfirmed[int]]:
-        """Return the batcher for a promise, as :meth:`DurableBatchers.under` does."""
-        return await self._promised.under(promise)
+    async def under(
+        self, durability: Durability
+    ) -> Batcher[NewMessage, OfferOutcome | Unconfirmed[OfferOutcome]]:
+        """Return the batcher for a durability, as :meth:`DurableBatchers.under` does."""
+        return await self._batchers.under(durability)
 
     def recall(self) -> None:
         """Fail what was not sent yet with :class:`SettingsChanged`: it may belong elsewhere now."""
-        for commits in self._promised.all:
+        for commits in self._batchers.all:
             commits.recall(SettingsChanged("the number of partitions has changed"))
 
     async def aclose(self, grace: float) -> None:
         """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
-        await self._promised.aclose(grace)
-        if done_with := [call for call in self._used if call not in self._unsure]:
+        await self._batchers.aclose(grace)
+        if ended := [call for call in self.call_keys if call not in self._uncertain_calls]:
             with suppress(ServerError, TimeoutError):
                 async with asyncio.timeout(grace / 2):
-                    await self._store.forget_calls(done_with)
+                    await self._store.forget_calls(ended)
 
-    def _new_commits(
+    def _new_batcher(
         self, server: RedisClient | WaitingServer, reading: Callable[[Results], Results]
     ) -> Batcher[NewMessage, Any]:
         # Identifies this client's calls: the server keeps the reply to the last one, in case that
         # reply is lost.
         session = secrets.token_hex(6)
         calls = [self._store.keys.call(f"{session}-{slot}") for slot in (0, 1)]
-        number = 0
+        last_number = 0
 
         def request(messages: Sequence[NewMessage], slot: int) -> Request:
-            nonlocal number
-            if not number:
-                self._used += calls
-            number += 1
-            settings = self._settings.stored
-            return self._store.offer_request(calls[slot], number, settings, messages)
+            nonlocal last_number
+            if not last_number:
+                self.call_keys += calls
+            last_number += 1
+            return self.request(calls[slot], last_number, messages)
 
-        def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
-            offered = self._store.parse_offered(len(messages), answer)
-            outcomes = offered.outcomes
-            if not offered.announced:
+        def results(messages: Sequence[NewMessage], reply: Any) -> Sequence[OfferOutcome]:
+            count = len(messages)
+            if isinstance(reply, int):
+                is_announced = reply != _UNANNOUNCED
+                outcomes = [_OUTCOMES[reply if is_announced else STORED]] * count
+            else:
+                is_announced = len(reply) == count
+                outcomes = [*map(_OUTCOMES.__getitem__, reply[:count])]
+            if not is_announced:
                 # At least this client looks.
                 self._wake()
                 if not self._warned_of_refusal:
                     self._warned_of_refusal = True
                     warn_of_refusal(self._store.keys.name)
-            # Stored as a new message, or in place of an earlier one.
-            self._counters.offered += outcomes.count(1) + outcomes.count(2)
+            self._counters.offered += outcomes.count(STORED) + outcomes.count(REPLACED)
             self._report_soon()
             return outcomes
 
@@ -133,10 +446,33 @@ class ReliableOffers:
             request=request,
             repeat=partial(self._repeat, server),
             results=reading(results),
-            max_items=_AT_A_TIME,
-            max_bytes=_BYTES_AT_A_TIME,
+            max_items=_MESSAGES_PER_CALL,
+            max_bytes=_BYTES_PER_CALL,
             expires=True,
         )
+
+    def request(self, call: str, number: int, messages: Sequence[NewMessage]) -> Request:
+        """Build the call that stores messages.
+
+        If the queue has another number of partitions by now, or a size limit, the call fails with
+        :class:`SettingsChanged`.
+
+        Args:
+            call: The key, the last one of the request, that keeps the reply so that the call can be
+                repeated.
+            number: Tells the call from the earlier ones with that key.
+            messages: The messages.
+        """
+        settings = self._settings.stored
+        arguments: Iterable[str | bytes | int]
+        if settings.max_size or not {PlainMessage}.issuperset(map(type, messages)):
+            script = OFFER
+            arguments = chain.from_iterable(message.arguments for message in messages)
+        else:
+            # Of a plain message, the fields are the arguments.
+            script, arguments = OFFER_NEW, chain.from_iterable(cast("Any", messages))
+        keys = (*self._store.keys.of_script(script), call)
+        return Request(script, keys, [number, settings.partitions, *arguments])
 
     async def _repeat(
         self,
@@ -148,23 +484,21 @@ class ReliableOffers:
         number = cast("int", request.args[0])
         call, errors = request.keys[-1], self._store.client.errors
         if lost is not None:
-            self._unsure.add(call)
+            self._uncertain_calls.add(call)
             if request.until is not None and asyncio.get_running_loop().time() >= request.until:
                 raise lost
-        settings = self._settings
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
             for _ in range(MOST_TRIES):
-                known = settings.stored
-                if known.partitions != request.args[1]:
+                if self._settings.stored.partitions != request.args[1]:
                     # The messages belong elsewhere now: unless they are stored already, this is
                     # refused.
                     break
                 try:
-                    again = self._store.offer_request(call, number, known, messages)
-                    return await server.run(*again._replace(until=request.until))
+                    repetition = self.request(call, number, messages)
+                    return await server.run(*repetition._replace(until=request.until))
                 except SettingsChanged:
-                    await settings.after_refusal(self._index)
+                    await self._settings.after_refusal(self._index)
             return await server.run(*request)
         except (ServerUnavailable, ServerRefused, ConfigurationError) as error:
             # Whatever happened to this try, an earlier one may have been carried out.
@@ -172,4 +506,4 @@ class ReliableOffers:
         finally:
             if self._store.client.errors != errors:
                 # The error may have been this call's.
-                self._unsure.add(call)
+                self._uncertain_calls.add(call)

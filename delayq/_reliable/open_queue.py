@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._engine.dispatcher import Dispatcher
 from delayq._reliable.dead_letters import half_way
-from delayq._reliable.id_source import IdSource
-from delayq._reliable.ids import is_occurrence, new_block, new_id
+from delayq._reliable.ids import PartitionRotation, home_of, is_occurrence, partition_of
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.notifications import MessageNotifications
 from delayq._reliable.outcomes import Outcome
 from delayq._reliable.partition import Partition
-from delayq._reliable.placement import endings_in, home_of, partition_of
 from delayq._reliable.probes import Probes
 from delayq._reliable.reports import Reports
 from delayq._reliable.store import PAGE, ReliableStore
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
         Awaitable,
         Callable,
         Collection,
-        Container,
         Iterator,
         Sequence,
     )
@@ -57,7 +54,7 @@ class OpenReliableQueue:
         opened_partitions: The same, and behind them any that the queue had before it was given
             fewer while nothing was in it.
         dispatcher: The callers that wait for messages, whichever partition they come from.
-        ids: Generates the ids of new messages.
+        rotation: Chooses the partitions of messages whose ids are generated.
         settings: The queue's settings on the server, as far as this client knows them.
         handle_settings: The settings that handles on this client were given, each by the first that
             has it.
@@ -111,7 +108,7 @@ class OpenReliableQueue:
         self.partitions: list[Partition] = self.opened_partitions[:]
         # Those whose last calls have ended.
         self._ended_partitions: set[int] = set()
-        self.ids: IdSource = IdSource(self.opened_partitions, self.is_unreachable)
+        self.rotation: PartitionRotation = PartitionRotation(self.is_unreachable)
 
     def check_open(self) -> None:
         """Raise :class:`~delayq.Closed` if the queue was closed."""
@@ -275,36 +272,23 @@ class OpenReliableQueue:
             if self.settings.stored.partitions == count:
                 return result
 
-    def new_id_in(self, partition: Partition) -> str:
-        """Generate an id for a message of a group, which lies in a certain partition."""
-        count = self.settings.stored.partitions
-        while True:
-            beginning, _ = new_block()
-            if endings := endings_in(beginning, partition.index, count):
-                return beginning + endings[0]
-
-    def new_id(self, failed: Container[Partition] = ()) -> str:
-        """Generate an id whose partition is on a server that is available, as far as we know.
+    def are_unreachable(self, failed: Collection[int]) -> bool:
+        """Return whether no partition for new messages is available, as far as we know.
 
         Of ``failed`` partitions, it is known that they are not.
         """
-        id = new_id()  # noqa: A001
-        for _ in range(10 * len(self.partitions)):
-            if not self.is_unreachable(self.partition_of(id), failed):
-                break
-            id = new_id()  # noqa: A001
-        return id
-
-    def are_unreachable(self, failed: Collection[Partition]) -> bool:
-        """Return whether no partition for new messages is available, as far as we know."""
         if failed and not self.services.nodes.spread:
             # All are on one server.
             return True
-        return all(self.is_unreachable(partition, failed) for partition in self.partitions)
+        return all(
+            index in failed or self.is_unreachable(index)
+            for index in range(self.rotation.partitions)
+        )
 
-    def is_unreachable(self, partition: Partition, failed: Container[Partition] = ()) -> bool:
+    def is_unreachable(self, index: int) -> bool:
         """Return whether the server of a partition is not available, as far as we know."""
-        return partition in failed or self.services.nodes.failed_lately(partition.keys.wake)
+        keys = self.opened_partitions[index].keys
+        return self.services.nodes.failed_lately(keys.wake)
 
     # Taking
 
@@ -398,7 +382,7 @@ class OpenReliableQueue:
                 partition.offers.recall()
             opened += map(self._open_partition, range(len(opened), stored.partitions))
             self.partitions = opened[: stored.partitions]
-            self.ids.settings_changed(stored.partitions)
+            self.rotation.start_over(stored.partitions)
         self.on_limits_changed(self.partitions)
 
     def on_limits_changed(self, partitions: Sequence[Partition]) -> None:

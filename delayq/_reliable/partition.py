@@ -10,7 +10,7 @@ from delayq._engine.context import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._reliable.acks import Acknowledger
 from delayq._reliable.claims import Claims
-from delayq._reliable.offers import ReliableOffers
+from delayq._reliable.offers import PartitionOffers
 from delayq._reliable.recurrence import Recurrence
 from delayq._reliable.store import ReliableStore
 from delayq.stats import QueueStats
@@ -109,12 +109,12 @@ class Partition:
             on_dropped=self._on_dropped,
         )
         self.wakeups: WakeupLoop = self.claims.wakeups
-        self.offers: ReliableOffers = ReliableOffers(
-            self.store,
+        self.offers: PartitionOffers = PartitionOffers(
             index,
-            services,
+            self.store,
             queue.settings,
             self.counters,
+            services,
             wake=self.wakeups.wake,
             report_soon=queue.reports.report_soon,
         )

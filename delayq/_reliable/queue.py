@@ -15,12 +15,13 @@ from delayq._functions import spell_out
 from delayq._generics import T
 from delayq._reliable.consumer import Consumer, WorkerPort
 from delayq._reliable.dead_letters import DeadLetters, check_page, checked_ids, half_way
-from delayq._reliable.declaration import Declaration
 from delayq._reliable.groups import Groups
-from delayq._reliable.ids import checked_id
+from delayq._reliable.ids import checked_id, home_of
+from delayq._reliable.known_settings import Declaration
 from delayq._reliable.listing import live_page
 from delayq._reliable.message import Message
-from delayq._reliable.offering import (
+from delayq._reliable.offers import (
+    STORED,
     USUAL_PRIORITY,
     Offer,
     OfferEncoder,
@@ -29,10 +30,9 @@ from delayq._reliable.offering import (
 )
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.outcomes import history_of, result_codec
-from delayq._reliable.placement import home_of
 from delayq._reliable.report_format import checked_span
 from delayq._reliable.schedules import Recurring
-from delayq._reliable.sending import STORED, Sender
+from delayq._reliable.sending import Sender
 from delayq._reliable.settings import DEFAULTS, RETRIES, QueueOptions, check_names, declare
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import decode
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from delayq._engine.session import Session
+    from delayq._reliable.bodies import NewMessage, OptionsMessage
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State
@@ -112,13 +112,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._open.handle_settings = self._open.handle_settings.inherit(given)
         self._open.codec = self._open.codec or codec
         self._codec = codec or self._open.codec or JsonCodec()
-        self._declaration = Declaration(self._open, given.declared())
+        self._declaration = Declaration(
+            self._open.settings, given.declared(), self._open.services, self._open.closing
+        )
         if given.declared():
             # The server may lose what is declared here, and others store anew without it.
             first.listen()
         self._hooks = self._open.services.hooks
         self._encoder: OfferEncoder[T] = OfferEncoder(
-            self._codec, settings.options.get("max_payload") or 0, self._open.ids
+            self._codec, settings.options.get("max_payload") or 0
         )
         self._consumer: Consumer[Message[T]] = Consumer(
             self._open,
@@ -133,7 +135,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             self._open,
             self._declaration,
             durabilities.parse(settings.options.get("durability") or ""),
-            waits=settings.options.get("when_full") == "wait",
+            waits_for_room=settings.options.get("when_full") == "wait",
         )
         self.dead: DeadLetters[T] = DeadLetters(self._letters_at, self._codec)
         self.groups: Groups = Groups(self._group_at, self._set_group, self._every_store)
@@ -237,17 +239,18 @@ class ReliableQueue(Recurring[T], Generic[T]):
             if self._hooks.sending:
                 return await self._offer_observed(offer, durability)
             message = self._encoder.with_options(offer)
-        made_up, sender = id is None, self._sender
+        sender = self._sender
+        if (submitted := sender.submit(message, durability)) is None:
+            return await sender.send(message, durability)
         # Awaited here, because each coroutine in between takes its time.
-        if (sent := sender.submit(message, made_up, durability)) is None:
-            return await sender.send(message, made_up, durability)
+        message, sent = submitted
         try:
             outcome = await sent
         except DelayqError as error:
             outcome = error
-        if outcome == STORED:
+        if outcome is STORED:
             return message.id
-        return await sender.finish(message, made_up, durability, outcome)
+        return await sender.finish(message, durability, outcome)
 
     async def _offer_observed(self, offer: Offer[T], durability: str | None) -> str:
         """Offer as :meth:`offer`, and notify observers."""
@@ -256,7 +259,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         with self._hooks.around_sending(sending):
             (offer,) = with_headers([offer], sending.headers)
             message = self._encoder.message(offer)
-            stored = await self._sender.send(message, offer.id is None, durability)
+            stored = await self._sender.send(message, durability)
             sending.ids = (stored,)
         return stored
 
@@ -295,8 +298,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def _offer_all(self, offers: Sequence[Offer[T]], durability: str | None) -> list[str]:
         """Offer as :meth:`offer_many`, without notifying observers."""
         messages = self._encoder.messages(offers)
-        made_up = [offer.id is None for offer in offers]
-        return await self._sender.send_many(messages, made_up, durability)
+        return await self._sender.send_many(messages, durability)
 
     # Taking
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from delayq._engine.caller_queue import Numbered
     from delayq._engine.context import EngineContext
     from delayq._engine.dispatcher import Dispatcher
-    from delayq._reliable.new_message import OptionsMessage
+    from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.replies import Claim
     from delayq._reliable.store import ReliableStore
     from delayq._reliable.timing import Timing

@@ -196,19 +196,6 @@ class ClaimReply(NamedTuple):
         return claims
 
 
-class Offered(NamedTuple):
-    """The outcome for each message of one call.
-
-    Attributes:
-        outcomes: For each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1
-            there is one already, -2 full, -4 there is none to swap.
-        announced: Whether the user may announce a new head, if there was one.
-    """
-
-    outcomes: list[int]
-    announced: bool
-
-
 class Extended(NamedTuple):
     """The reply to a renewal: the server's time in microseconds, and whether each lease was still
     ours.

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Generic
 from delayq._durations import Duration, moment_us
 from delayq._generics import T
 from delayq._logging import about
-from delayq._reliable.ids import OCCURRENCE_DIGITS
-from delayq._reliable.offering import Offer
-from delayq._reliable.placement import home_of
+from delayq._reliable.ids import OCCURRENCE_DIGITS, home_of
+from delayq._reliable.offers import Offer
 from delayq._reliable.timing import UnreadableSchedule, parse_record, timing_of
 from delayq._wording import given
 from delayq.errors import BadInput
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime, tzinfo
 
-    from delayq._reliable.new_message import OptionsMessage
+    from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
     from delayq._reliable.store import ReliableStore

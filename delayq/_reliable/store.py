@@ -10,11 +10,10 @@ durations are in microseconds.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from delayq._engine.store import due_counts
 from delayq._redis.scripts import Request, Script
-from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.outcomes import Outcome, attempt_of, offered_of
 from delayq._reliable.replies import (
     ClaimReply,
@@ -23,7 +22,6 @@ from delayq._reliable.replies import (
     MessageHead,
     MessageTimes,
     Occurrence,
-    Offered,
     Purged,
     Redriven,
     StoredGroup,
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
 
     from delayq._durations import When
     from delayq._redis.client import RedisClient
+    from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.replies import Claim
     from delayq._reliable.report_format import Unit
     from delayq._reliable.settings import Declared, Policy
@@ -102,8 +100,6 @@ runs.
 """
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
-# The replies of offer_new.lua.
-_STORED, _IN_USE, _UNANNOUNCED = 1, -1, -3
 # The replies of redrive.lua for letters that stay, and for one that was empty.
 _TAKEN, _UNREADABLE, _EMPTY = -1, -2, -3
 
@@ -226,35 +222,6 @@ class ReliableStore:
         return found
 
     # Offering
-
-    def offer_request(
-        self, call: str, number: int, settings: StoredSettings, messages: Sequence[NewMessage]
-    ) -> Request:
-        """Build the call that stores messages.
-
-        If the queue has another number of partitions by now, or a size limit, the call fails with
-        :class:`~delayq._redis.error_reader.SettingsChanged`.
-
-        Args:
-            call: The key, the last one of the request, that keeps the reply so that the call can be
-                repeated.
-            number: Tells the call from the earlier ones with that key.
-            settings: The queue's settings, as far as this client knows them.
-            messages: The messages.
-        """
-        parts: Iterable[Part]
-        if settings.max_size or not {PlainMessage}.issuperset(map(type, messages)):
-            script, parts = OFFER, chain.from_iterable(each.arguments for each in messages)
-        else:
-            script, parts = OFFER_NEW, cast("Iterable[Part]", chain.from_iterable(messages))
-        keys = (*self.keys.of_script(script), call)
-        return Request(script, keys, [number, settings.partitions, *parts])
-
-    def parse_offered(self, count: int, reply: Any) -> Offered:
-        """Return what became of ``count`` messages, from the reply to :meth:`offer_request`."""
-        if isinstance(reply, int):
-            return Offered([reply if reply == _IN_USE else _STORED] * count, reply != _UNANNOUNCED)
-        return Offered(reply[:count], len(reply) == count)
 
     async def forget_calls(self, calls: Sequence[str]) -> None:
         """Delete the replies that are kept for repetitions of calls, by their keys."""

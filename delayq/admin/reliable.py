@@ -11,12 +11,11 @@ from delayq._background import gather_all
 from delayq._durations import moment_us
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.groups import Groups
-from delayq._reliable.ids import checked_id
+from delayq._reliable.ids import checked_id, home_of, partition_of
 from delayq._reliable.keys import ReliableKeys, check_partitions
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.listing import live_page
 from delayq._reliable.mover import Mover
-from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.schedules import to_schedule
 from delayq._reliable.settings import Difference
 from delayq._reliable.store import ReliableStore

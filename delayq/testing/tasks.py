@@ -18,7 +18,7 @@ from anyio import to_thread
 from delayq._durations import seconds
 from delayq._functions import annotation_of, is_kind, name_of, show
 from delayq._reliable.ids import new_id
-from delayq._reliable.offering import Offer, OfferEncoder
+from delayq._reliable.offers import Offer, OfferEncoder
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.settings import DEFAULTS
 from delayq.errors import ConfigurationError, NoResult, ResultTimeout
@@ -85,7 +85,6 @@ class _Recorder:
     """Takes the place of a client and its queue."""
 
     is_sync = False
-    new_id = staticmethod(new_id)
 
     def __init__(
         self, tasks: Tasks, offers: list[Offer[Call]], provided: Mapping[Any, object] | None
@@ -95,7 +94,7 @@ class _Recorder:
         self._provided = provided
         self._ids: set[str] = set()
         self._results: dict[str, Any] = {}
-        self._encoder = OfferEncoder(tasks.codec, DEFAULTS.options["max_payload"] or 0, self)
+        self._encoder = OfferEncoder(tasks.codec, DEFAULTS.options["max_payload"] or 0)
 
     def queue(self) -> Any:
         return self
@@ -145,8 +144,9 @@ class _Recorder:
         self._offers += [
             replace(offer, value=call) for offer, call in zip(offers, calls, strict=True)
         ]
-        self._ids.update(message.id for message in messages)
-        return [(message.id, call) for message, call in zip(messages, calls, strict=True)]
+        ids = [message.id or new_id() for message in messages]
+        self._ids.update(ids)
+        return [*zip(ids, calls, strict=True)]
 
     def _prepared(
         self, call: Call, provided: Mapping[Any, object]

@@ -21,9 +21,8 @@ from delayq import Offer
 from delayq._redis.client import RedisClient
 from delayq._redis.slots import SLOTS, hash_tag
 from delayq._redisson.keys import DelayedKeys
-from delayq._reliable.ids import is_occurrence
+from delayq._reliable.ids import home_of, is_occurrence, partition_of
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.store import CLAIM
 from delayq.errors import OutcomeUnknown
 from tests.support.reliable_fixtures import LEASE
@@ -131,7 +130,7 @@ async def test_offers_of_many_callers_share_calls(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A partition's turn ends with its last message, not with the time that a slow machine needs.
-    monkeypatch.setattr("delayq._reliable.id_source._TURN_NS", 10**12)
+    monkeypatch.setattr("delayq._reliable.ids._TURN_NS", 10**12)
     queue: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=64)
     await queue.stats()
     before = client.statistics().round_trips

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Limit, Offer
 from delayq._engine.store import RESYNC
-from delayq._reliable.new_message import PlainMessage
+from delayq._reliable.bodies import PlainMessage
 from delayq._reliable.settings import StoredSettings
 from delayq._reliable.store import CANCEL, CLAIM, OFFER, OFFER_NEW
 from tests.support.depth import in_gate
@@ -279,11 +279,10 @@ async def test_a_call_that_arrives_after_later_calls_is_void(jobs: Jobs, store: 
     for n in range(2):
         await jobs.offer(n, HOUR)
     partition = jobs._open.partitions[0]
-    session = partition.offers._used[0].rpartition(":")[2]
-    late, call = PlainMessage("late", 0, b"\n1"), partition.keys.call(session)
+    late = PlainMessage("late", 0, b"\n1")
     for max_size in ("0", "9"):
-        settings = StoredSettings({"partitions": "1", "max_size": max_size})
-        request = partition.store.offer_request(call, 1, settings, [late])
+        jobs._open.settings.stored = StoredSettings({"partitions": "1", "max_size": max_size})
+        request = partition.offers.request(partition.offers.call_keys[0], 1, [late])
         with pytest.raises(delayq.ServerRefused, match="LATE"):
             await partition.store.client.run(*request)
     assert await bodies(store) == 2

@@ -228,8 +228,8 @@ async def test_bad_arguments_of_other_calls_are_refused(client: Client, jobs: Jo
 async def test_a_taken_id_is_generated_anew(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     made = iter(["a", "b", "b", "a", "c", "d"])
     await jobs.stats()
-    monkeypatch.setattr(jobs._open.ids, "new_id", lambda: next(made))
-    monkeypatch.setattr("delayq._reliable.open_queue.new_id", lambda: next(made))
+    for module in ("ids", "sending"):
+        monkeypatch.setattr(f"delayq._reliable.{module}.new_id", lambda: next(made))
     assert [await jobs.offer(1), await jobs.offer(2)] == ["a", "b"]
     assert await jobs.offer_many([Offer(3), Offer(4), Offer(5, id="e")]) == ["c", "d", "e"]
     assert sorted(await values(jobs)) == [1, 2, 3, 4, 5]

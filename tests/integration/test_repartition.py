@@ -16,9 +16,9 @@ import delayq
 from delayq import DuplicateMessage, Limit, NoResult, Offer
 from delayq._redis.client import RedisClient
 from delayq._redis.error_reader import SettingsChanged
+from delayq._reliable.ids import home_of
 from delayq._reliable.keys import MESSAGES, ReliableKeys
 from delayq._reliable.moved_partition import ASIDE, MovedPartition
-from delayq._reliable.placement import home_of
 from delayq._reliable.store import ReliableStore
 from delayq.admin.acl import acl_rules
 from delayq.admin.reliable import ReliableInspector

@@ -14,7 +14,7 @@ from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed
 from delayq._durations import estimated_delay, when_due
 from delayq._redisson.queue import MAX_PAYLOAD
-from delayq._reliable.offering import Offer
+from delayq._reliable.offers import Offer
 from delayq.codecs import JsonCodec
 from delayq.errors import BadInput, DuplicateMessage, EncodeError, PayloadTooLarge, QueueFull
 

@@ -1,4 +1,4 @@
-"""Generated ids are short and sorted, and never repeat in one process."""
+"""Generated ids are short and sorted, never repeat, and lie in the partition that is asked for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from delayq._reliable.ids import new_id
+from delayq._reliable.ids import ENDINGS, endings_in, new_block, new_id, partition_of
 
 
 def test_they_need_no_quoting_and_sort_as_they_were_made() -> None:
@@ -49,3 +51,27 @@ def test_a_child_makes_others(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = {text[at : at + 12] for at in range(0, len(text), 12)}
     assert len(theirs) == 100
     assert theirs.isdisjoint(new_id() for _ in range(100))
+
+
+@given(st.text(ENDINGS[0] + "az09_Q", min_size=10, max_size=10), st.integers(1, 1024), st.data())
+def test_an_id_lies_in_the_partition_for_which_it_was_made(
+    beginning: str, partitions: int, data: st.DataObject
+) -> None:
+    partition = data.draw(st.integers(0, partitions - 1))
+    endings = endings_in(beginning, partition, partitions)
+    assert {partition_of(beginning + each, partitions) for each in endings} <= {partition}
+    assert list(endings) == sorted(set(endings))
+
+
+def test_there_are_many_for_each_partition() -> None:
+    for partitions, least in ((2, 2000), (5, 250), (16, 250), (64, 60)):
+        for partition in range(partitions):
+            assert len(endings_in(new_block()[0], partition, partitions)) >= least, partitions
+    # Where there are very many partitions, one of the next blocks has some.
+    for partition in range(0, 1024, 8):
+        assert any(endings_in(new_block()[0], partition, 1024) for _ in range(20)), partition
+
+
+def test_no_block_comes_twice() -> None:
+    blocks = [new_block()[0] for _ in range(10_000)]
+    assert blocks == sorted(set(blocks))
