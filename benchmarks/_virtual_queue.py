@@ -218,7 +218,7 @@ class VirtualClient:
             self._clock,
             Stagger(f"{number:x}", chance.random, lambda: server.masters, resync_interval),
             lambda: not self._holds,
-            partial(retry_delay, most=min(5.0, resync_interval)),
+            partial(retry_delay, longest=min(5.0, resync_interval)),
         )
         self.plan.stagger.is_dormant = True
 
@@ -234,7 +234,7 @@ class VirtualClient:
         """Subscribe to another server, because the connection to this one broke."""
         self._server.subscribe(self, "nothing")
         self.place = self._chance.randrange(1, self._server.masters)
-        self._world.after(retry_delay(1, base=0.1, least=0.0), self._subscribe)
+        self._world.after(retry_delay(1, base=0.1, lowest_share=0.0), self._subscribe)
 
     # Channels
 

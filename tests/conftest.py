@@ -243,12 +243,13 @@ def _patient() -> Iterator[None]:
     # A patch of its own, so that a test can undo all of its patches and keep these.
     with pytest.MonkeyPatch.context() as patch:
         for name, limit in {
-            "_redis.first_of.WITHIN": 54,
+            "_redis.retry.FIRST_WITHIN": 54,
             "_redis.connection.ANSWER_WITHIN": 60,
             "_redis.client.ANSWER_WITHIN": 60,
             "_redis.client.RETRY_FOR": 60,
+            "_engine.leases.RETRY_FOR": 60,
             "_redis.pool.OPEN_TIMEOUT": 60,
-            "_redis.hand_back._MOST": 60,
+            "_redis.return_calls._LONGEST_EXTENSION": 60,
             "_engine.dispatcher.ANSWER_WITHIN": 60,
             "_engine.scheduler._CLOSE_WITHIN": 90,
         }.items():

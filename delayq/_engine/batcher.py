@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from delayq._engine.batch_plan import Batch
     from delayq._redis.client import RedisClient
     from delayq._redis.connection import Connection
-    from delayq._redis.durability import WaitingServer
+    from delayq._redis.pipeline import WaitingServer
     from delayq._redis.scripts import Request
 
     # Each item's waiter is its caller's future, or None if no caller waits. Items that were
@@ -365,7 +365,7 @@ class Batcher(Generic[Item, Result]):
         if give_up_at < math.inf:
             # A call that was tried is repeated for less time than others wait to be sent.
             give_up_at -= self._server.waits_for - self._server.retry_for
-            request = request._replace(until=give_up_at)
+            request = request._replace(deadline=give_up_at)
         self._repeating[batch] = self._background.spawn(
             self._run(batch, request, unknown, earlier), "group commit"
         )

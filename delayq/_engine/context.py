@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from delayq._background import Background
     from delayq._engine.server_clock import ServerClock
     from delayq._redis.client import RedisClient
-    from delayq._redis.together import Together
+    from delayq._redis.pipeline import CallCoalescer
     from delayq._redis.topology import Topology
     from delayq._timer.timer import HashedWheelTimer
 
@@ -51,7 +51,7 @@ class EngineContext:
     timer: HashedWheelTimer
     clock: ServerClock
     background: Background
-    together: Together
+    together: CallCoalescer
     resync_interval: float
     retry_most: float
     hooks: Hooks = field(default_factory=Hooks)

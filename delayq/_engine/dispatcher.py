@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
     from delayq._engine.context import EngineContext
-    from delayq._redis.hand_back import HandBack, LastCalls
+    from delayq._redis.return_calls import ReturnCall, ShutdownCalls
     from delayq._timer.wheel import Timeout
 
 Item = TypeVar("Item")
@@ -190,7 +190,7 @@ class Dispatcher(Generic[Item]):
         self._taking: set[WaitingCaller[Item]] = set()
         self._holders: dict[Holder[Item], None] = {}
         # Set when the queue is closed.
-        self._shutdown_calls: LastCalls | None = None
+        self._shutdown_calls: ShutdownCalls | None = None
         # When callers get the items that they have gathered, and the timeout that serves them.
         self._gather_timeout: tuple[float, Timeout] | None = None
 
@@ -200,7 +200,7 @@ class Dispatcher(Generic[Item]):
         request_claim: Callable[[], None],
         *,
         request_probe: Callable[[], None] = lambda: None,
-        return_call: Callable[[Sequence[Item]], HandBack],
+        return_call: Callable[[Sequence[Item]], ReturnCall],
         size: Callable[[Item], int] = lambda _: 0,
         on_returned: Callable[[Sequence[Item]], object] = lambda _: None,
         services: EngineContext | None = None,
@@ -395,7 +395,7 @@ class Dispatcher(Generic[Item]):
         self._gather_timeout = None
         self.serve()
 
-    def close(self, shutdown_calls: LastCalls) -> None:
+    def close(self, shutdown_calls: ShutdownCalls) -> None:
         """End every waiting call, and write those that return what reached no caller."""
         self._shutdown_calls = shutdown_calls
         if self._gather_timeout is not None:

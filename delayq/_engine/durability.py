@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from delayq._redis.durability import Durability, WaitingServer
+from delayq._redis.durability import Durability
+from delayq._redis.pipeline import WaitingServer
 from delayq.errors import BadInput, Closed
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class DurableBatchers(Generic[Item, Result]):
         """
         if promise not in self._promised:
             server = WaitingServer(self._server, promise)
-            await server.demand(self._key)
+            await server.check_supported(self._key)
             if self._closed:
                 raise Closed("the queue is closed")
             if promise not in self._promised:
@@ -98,7 +99,7 @@ def _confirming(promise: Durability, results: Results) -> Results:
 
     def confirmed(items: Sequence[Any], answer: tuple[Any, Any]) -> Sequence[Any]:
         unchecked = results(items, answer[0])
-        reason = promise.broken(answer[1])
+        reason = promise.failure(answer[1])
         return [Unconfirmed(result, reason) for result in unchecked] if reason else unchecked
 
     return confirmed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from delayq._logging import log
-from delayq._redis import client as patience
+from delayq._redis.client import RETRY_FOR
 from delayq._redis.retry import retry_delay
 from delayq.errors import OutcomeUnknown, ServerError
 
@@ -70,7 +70,7 @@ async def settle(
     until, failures = clock.local() + _patience(clock, ends_us), 0
     while True:
         try:
-            answer = await server.run(*request._replace(until=until))
+            answer = await server.run(*request._replace(deadline=until))
             break
         except OutcomeUnknown as error:
             lost, failures = error, failures + 1
@@ -81,7 +81,7 @@ async def settle(
                 raise
             # Whatever has become of the later tries, an earlier one may have been carried out.
             raise lost from lost.__cause__
-        await asyncio.sleep(retry_delay(failures, most=0.5))
+        await asyncio.sleep(retry_delay(failures, longest=0.5))
     if lost is None:
         return [bool(done) for done in answer]
     # A lease that is gone but cannot have ended was settled by the first try.
@@ -93,7 +93,7 @@ async def settle(
 
 def _patience(clock: ServerClock, ends_us: Sequence[int]) -> float:
     """Return for how many seconds a call that settles leases is made again."""
-    return max(patience.RETRY_FOR, *map(clock.seconds_until, ends_us))
+    return max(RETRY_FOR, *map(clock.seconds_until, ends_us))
 
 
 def settled(

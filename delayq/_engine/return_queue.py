@@ -7,15 +7,15 @@ from logging import ERROR, WARNING
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from delayq._logging import log
-from delayq._redis.hand_back import send
 from delayq._redis.retry import retry_delay
+from delayq._redis.return_calls import send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delayq._engine.caller_queue import Numbered
     from delayq._engine.context import EngineContext
-    from delayq._redis.hand_back import HandBack, LastCalls
+    from delayq._redis.return_calls import ReturnCall, ShutdownCalls
 
 Item = TypeVar("Item")
 
@@ -29,7 +29,7 @@ _CALLS_AT_ONCE = 16
 class _Chunk(NamedTuple, Generic[Item]):
     """Items that one call returns."""
 
-    call: HandBack
+    call: ReturnCall
     items: list[Numbered[Item]]
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class ReturnQueue(Generic[Item]):
         name: str,
         services: EngineContext,
         *,
-        return_call: Callable[[Sequence[Item]], HandBack],
+        return_call: Callable[[Sequence[Item]], ReturnCall],
         size: Callable[[Item], int],
         on_returned: Callable[[Sequence[Item]], object],
         hand_out: Callable[[list[Numbered[Item]]], list[Numbered[Item]]],
@@ -74,7 +74,7 @@ class ReturnQueue(Generic[Item]):
         self._is_held = False
         self._released: asyncio.Future[None] | None = None
         # Set when the queue is closed.
-        self._shutdown_calls: LastCalls | None = None
+        self._shutdown_calls: ShutdownCalls | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -112,7 +112,7 @@ class ReturnQueue(Generic[Item]):
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout)
 
-    def close(self, shutdown_calls: LastCalls, items: list[Numbered[Item]]) -> None:
+    def close(self, shutdown_calls: ShutdownCalls, items: list[Numbered[Item]]) -> None:
         """Write the calls that return these items, and all others."""
         self._shutdown_calls = shutdown_calls
         self.unsent += items
@@ -125,12 +125,12 @@ class ReturnQueue(Generic[Item]):
         """Wait until everything is back, for at most ``grace`` seconds."""
         assert self._shutdown_calls is not None, "closed before"
         try:
-            await self._shutdown_calls.settle(grace)
+            await self._shutdown_calls.drain(grace)
         finally:
             self._report_remaining()
 
     def _send_at_shutdown(
-        self, shutdown_calls: LastCalls, earlier_chunks: list[_Chunk[Item]]
+        self, shutdown_calls: ShutdownCalls, earlier_chunks: list[_Chunk[Item]]
     ) -> None:
         new_chunks = self._pack()
         chunks = [*earlier_chunks, *new_chunks]

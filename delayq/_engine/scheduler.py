@@ -16,7 +16,7 @@ from delayq._engine.store import resync
 from delayq._engine.subscriber import Subscriber
 from delayq._engine.wakeup_plan import due_us
 from delayq._logging import log
-from delayq._redis.hand_back import LastCalls
+from delayq._redis.return_calls import ShutdownCalls
 from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class OpenQueue(Protocol):
         """Whether it needs no notifications for now."""
         ...
 
-    def close(self, last: LastCalls) -> None:
+    def close(self, last: ShutdownCalls) -> None:
         """Start nothing new, and write the calls that give back what reached no caller."""
         ...
 
@@ -207,9 +207,9 @@ class Scheduler:
         """
         closing = [queue for queue in queues if not queue.closed]
         round_trip = max(
-            (connections.round_trip for connections in self.services.nodes.all()), default=0.0
+            (connections.round_trip for connections in self.services.nodes.masters()), default=0.0
         )
-        last, grace = LastCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
+        last, grace = ShutdownCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
         for queue in closing:
             queue.closed = True
             for channel in _every_channel(queue):
@@ -295,7 +295,7 @@ class Scheduler:
 
     def _server_of(self, key: str) -> ConnectionPool | None:
         try:
-            return self.services.nodes.of(key)
+            return self.services.nodes.pool_of(key)
         except ServerError:
             return None
 

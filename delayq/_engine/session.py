@@ -13,11 +13,10 @@ from delayq._engine.context import EngineContext
 from delayq._engine.scheduler import Scheduler
 from delayq._engine.server_clock import ServerClock
 from delayq._redis.client import RedisClient
-from delayq._redis.cluster import Cluster
-from delayq._redis.disk import Disk
+from delayq._redis.durability import Disk
+from delayq._redis.pipeline import CallCoalescer
 from delayq._redis.pool import ConnectionPool
-from delayq._redis.together import Together
-from delayq._redis.topology import Topology
+from delayq._redis.topology import Cluster, Topology
 from delayq._redis.url import Address, AnyAddress, ClusterAddress
 from delayq._timer.timer import HashedWheelTimer
 
@@ -66,7 +65,7 @@ class Session:
             self.timer,
             ServerClock(self._loop.time),
             self.background,
-            Together(self.server, self.background),
+            CallCoalescer(self.server, self.background),
             resync_interval,
             # No caller should wait longer for a retry than for the re-check.
             min(5.0, resync_interval),

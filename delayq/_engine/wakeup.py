@@ -72,11 +72,11 @@ class WakeupLoop:
             Stagger(
                 secrets.token_hex(4),
                 random.random,
-                lambda: max(1, len(services.nodes.all())),
+                lambda: max(1, len(services.nodes.masters())),
                 services.resync_interval,
             ),
             has_callers,
-            partial(retry_delay, most=services.retry_most),
+            partial(retry_delay, longest=services.retry_most),
         )
         self.timer_at: float | None = None
         self.errors: int = 0

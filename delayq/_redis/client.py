@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from delayq._redis.connection import ANSWER_WITHIN, ReplyError
+from delayq._redis.durability import BLOCKS_FOR
 from delayq._redis.error_reader import (
     ErrorReader,
     Redirected,
@@ -16,11 +17,8 @@ from delayq._redis.error_reader import (
     SettingsChanged,
     is_unknown_script,
 )
-from delayq._redis.first_of import first_of
-from delayq._redis.loop_time import within
-from delayq._redis.retry import retry_delay
+from delayq._redis.retry import first_of, retry_delay, within
 from delayq._redis.rights import Rights
-from delayq._redis.server_info import read_info
 from delayq.errors import (
     ConfigurationError,
     DelayqError,
@@ -34,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from delayq._redis.connection import Connection
-    from delayq._redis.disk import Disk
+    from delayq._redis.durability import Disk
     from delayq._redis.pool import ConnectionPool
+    from delayq._redis.rights import Form
     from delayq._redis.scripts import Script
     from delayq._redis.topology import Topology
 
@@ -43,17 +42,15 @@ T = TypeVar("T")
 
 _log = logging.getLogger("delayq")
 
-_SENT_ON = 5
+_REDIRECTIONS = 5
 # The errors that come over a connection.
 _ERRORS = (OSError, ReplyError)
 # How long a call that was not carried out is retried, seconds.
 RETRY_FOR = 5.0
 # How long a call waits for a connection and for other calls, however short it is retried, seconds.
-_LEAST_TRY = 1.0
-# How long a command that follows a script may hold back its answer, seconds.
-BLOCKS_FOR = 2.0
-# Keys that one step of a scan looks at, which takes the server a fraction of a millisecond.
-_SCANNED = 1000
+_SHORTEST_TRY = 1.0
+# Keys that one step of a scan reads, which takes the server a fraction of a millisecond.
+_KEYS_PER_STEP = 1000
 
 
 class Confirmation(NamedTuple):
@@ -70,15 +67,15 @@ class _Call(NamedTuple):
         command: The command; for a script, the call of its plain form.
         script: The script that it calls, if it does.
         confirm: Called with the answer; returns commands to send without awaiting their answers.
-        then: A command that follows on the same connection.
-        until: When to give up, on the event loop's clock.
+        follow_up: A command that follows on the same connection.
+        deadline: When to give up, on the event loop's clock.
     """
 
     command: tuple[Any, ...]
     script: Script | None = None
     confirm: Callable[[Any], Confirmation | None] | None = None
-    then: tuple[str | int, ...] | None = None
-    until: float | None = None
+    follow_up: tuple[str | int, ...] | None = None
+    deadline: float | None = None
 
     def __repr__(self) -> str:
         # The arguments may be private.
@@ -116,7 +113,7 @@ class RedisClient:
     def waits_for(self) -> float:
         """How long a call waits until it can be sent, seconds."""
         # A single try gets the time that a connection takes, or the calls that are on their way.
-        return max(self.retry_for, _LEAST_TRY)
+        return max(self.retry_for, _SHORTEST_TRY)
 
     @property
     def is_inherited(self) -> bool:
@@ -138,12 +135,12 @@ class RedisClient:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int] = (),
-        until: float | None = None,
-        then: tuple[str | int, ...] | None = None,
+        deadline: float | None = None,
+        follow_up: tuple[str | int, ...] | None = None,
     ) -> Any:
-        """Run a script, and retry it where safe, for :attr:`retry_for` seconds or ``until`` then.
+        """Run a script, and retry it where safe, for :attr:`retry_for` seconds or up to a deadline.
 
-        With a command ``then`` to follow it, return both answers. The second may be an error.
+        With a command to follow it, return both answers. The second may be an error.
 
         Raises:
             ServerUnavailable: It was not carried out.
@@ -151,9 +148,9 @@ class RedisClient:
             ServerRefused: The server answered with an error.
         """
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
-        call = _Call(command, script, None, then, until)
+        call = _Call(command, script, None, follow_up, deadline)
         attempt = partial(self._attempt, keys[0], call)
-        return await self._repeat(attempt, script.repeatable, until, writes=True)
+        return await self._repeat(attempt, script.repeatable, deadline, writes=True)
 
     def interpret(self, answer: Any, pool: ConnectionPool) -> Any:
         """Return an answer that came over ``pool``, or the error that it means."""
@@ -182,31 +179,37 @@ class RedisClient:
             The connection on which it was sent, or None if none was free, or the disk has no room,
             and nothing was sent.
         """
+        key = keys[0]
         try:
-            connections = self.topology.of(keys[0])
+            pool = self.topology.only or self.topology.pool_of(key)
         except DelayqError:
             return None
         if self._disk is not None and script.stores and self._disk.lack(args):
             # The attempt that follows says so.
             return None
-        wire = beside or connections.acquire_nowait()
-        if wire is None or (beside is not None and not connections.share(beside)):
+        wire = beside or pool.acquire_nowait()
+        if wire is None or (beside is not None and not pool.share(beside)):
             return None
 
         def answered(answer: Any) -> None:
-            connections.release(wire)
-            if isinstance(answer, OSError):
-                self.topology.suspect(connections)
-            elif not isinstance(answer, ReplyError):
-                self.rights.permitted(wire, script, keys[0], form)
-            on_reply(self.interpret(answer, connections))
+            pool.release(wire)
+            if isinstance(answer, _ERRORS):
+                if isinstance(answer, OSError):
+                    self.topology.suspect(pool)
+                answer = self.interpret(answer, pool)
+            elif form is not script:
+                self.rights.permitted(wire, script, key, form)
+            on_reply(answer)
 
         try:
-            form = self.rights.form(wire, script, keys[0])
+            form: Form | Script = script
+            # Mostly they were checked a moment ago.
+            if wire.permits.get((script.name, key), 0.0) <= self._loop.time():
+                form = self.rights.form(wire, script, key)
             wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), answered)
         except BaseException:
             # Nothing was sent: an argument cannot be packed, for example, or the script not read.
-            connections.release(wire)
+            pool.release(wire)
             raise
         self.round_trips += 1
         return wire
@@ -219,11 +222,11 @@ class RedisClient:
         on_reply: Callable[[Any], object],
     ) -> None:
         """Send a command behind a call of :meth:`run_soon`; ``on_reply`` gets answer or error."""
-        connections = self.topology.of(key)
-        connections.share(wire)
+        pool = self.topology.pool_of(key)
+        pool.share(wire)
 
         def answered(answer: Any) -> None:
-            connections.release(wire)
+            pool.release(wire)
             on_reply(answer)
 
         self.round_trips += 1
@@ -231,19 +234,18 @@ class RedisClient:
 
     def path(self, key: str) -> object:
         """Return a value that changes when the next connection for ``key`` may lead elsewhere."""
-        connections = self.topology.of(key)
-        return connections, connections.breaks
+        pool = self.topology.pool_of(key)
+        return pool, pool.breaks
 
     @property
     def bytes_to_send(self) -> int:
         """The number of bytes that wait here for the network to take them."""
-        return sum(connections.bytes_to_send for connections in self.topology.all())
+        return sum(pool.bytes_to_send for pool in self.topology.masters())
 
     async def open(self) -> None:
         """Find out whether there is a server to ask. Raises as :meth:`run` does."""
         # One server that knows where all keys are is enough: the others may be away.
-        spread = self.topology.spread
-        if spread:
+        if self.topology.spread:
             await self._repeat(lambda: self._in_time(self.topology.refresh()))
         else:
             await self.anywhere("PING")
@@ -259,8 +261,8 @@ class RedisClient:
 
     async def time_us(self, key: str | None = None) -> int:
         """Return the time of the server that has ``key``, or of any, in microseconds."""
-        whole, rest = await self._repeat(partial(self._attempt, key, _Call(("TIME",))))
-        return int(whole) * 1_000_000 + int(rest)
+        seconds, us = await self._repeat(partial(self._attempt, key, _Call(("TIME",))))
+        return int(seconds) * 1_000_000 + int(us)
 
     async def flush(self) -> None:
         """Delete everything on the server. Raises as :meth:`run` does."""
@@ -269,10 +271,23 @@ class RedisClient:
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
         """Return the answers of all servers that are up, or raise if one refuses or none is."""
 
-        async def ask(server: ConnectionPool) -> AsyncIterator[Any]:
-            yield await self._attempt_at(server, _Call(command))
+        async def ask(pool: ConnectionPool) -> AsyncIterator[Any]:
+            yield await self._attempt_at(pool, _Call(command))
 
-        return [answer async for answer in self._of_each(await self._all(), ask)]
+        return [answer async for answer in self._answers_of(await self._masters(), ask)]
+
+    async def info(self) -> list[dict[str, str]]:
+        """Return the figures of every server, by name. Raises as :meth:`everywhere` does."""
+        return [read_info(reply) for reply in await self.everywhere("INFO")]
+
+    async def cluster_info(self) -> dict[str, str]:
+        """Return the figures of the cluster, by name. Raises as :meth:`everywhere` does."""
+        return read_info((await self.everywhere("CLUSTER", "INFO"))[0])
+
+    async def user(self) -> str:
+        """Return the name of the user. Raises as :meth:`anywhere` does."""
+        name: bytes = await self.anywhere("ACL", "WHOAMI")
+        return name.decode(errors="replace")
 
     async def scan(self, pattern: str, key: str | None = None) -> AsyncIterator[bytes]:
         """Return all keys of every server that match and are there throughout. Some may come twice.
@@ -281,47 +296,47 @@ class RedisClient:
 
         Args:
             pattern: A pattern as SCAN takes it.
-            key: Look only at the server that has this key.
+            key: Ask only the server that has this key.
 
         Raises:
             ServerUnavailable, OutcomeUnknown: No server answers.
             ServerRefused: One of them refuses.
         """
 
-        async def pages(server: ConnectionPool) -> AsyncIterator[list[bytes]]:
+        async def pages(pool: ConnectionPool) -> AsyncIterator[list[bytes]]:
             cursor = None
             while cursor != b"0":
-                command = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCANNED)
-                cursor, keys = await self._attempt_at(server, _Call(command))
+                command = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _KEYS_PER_STEP)
+                cursor, keys = await self._attempt_at(pool, _Call(command))
                 yield keys
 
-        servers = await self._all() if key is None else [await self.topology.find(key)]
-        async for page in self._of_each(servers, pages):
-            for found in page:
-                yield found
+        pools = await self._masters() if key is None else [await self.topology.find_pool(key)]
+        async for page in self._answers_of(pools, pages):
+            for stored_key in page:
+                yield stored_key
 
-    async def _of_each(
+    async def _answers_of(
         self,
-        servers: Sequence[ConnectionPool],
+        pools: Sequence[ConnectionPool],
         ask: Callable[[ConnectionPool], AsyncIterator[Any]],
     ) -> AsyncIterator[Any]:
         """Yield the answers of all servers that are up, and warn of others; raise if none is."""
         errors: dict[str, ServerError] = {}
-        for each in servers:
+        for pool in pools:
             try:
-                async for answer in ask(each):
+                async for answer in ask(pool):
                     yield answer
             except (ServerUnavailable, OutcomeUnknown) as error:
-                errors[each.label] = error
+                errors[pool.label] = error
         for label, reason in errors.items():
-            if len(errors) == len(servers):
+            if len(errors) == len(pools):
                 raise reason
             _log.warning("%s is left out of the result: %s", label, reason)
 
-    async def _all(self) -> Sequence[ConnectionPool]:
-        if not self.topology.all():
+    async def _masters(self) -> Sequence[ConnectionPool]:
+        if not self.topology.masters():
             await self._in_time(self.topology.refresh())
-        return self.topology.all()
+        return self.topology.masters()
 
     async def run_once(
         self,
@@ -338,19 +353,19 @@ class RedisClient:
         self,
         attempt: Callable[[], Awaitable[Any]],
         repeatable: bool = True,
-        until: float | None = None,
+        deadline: float | None = None,
         *,
         writes: bool = False,
     ) -> Any:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             raise self.wrong_loop()
-        give_up_at = loop.time() + self.retry_for if until is None else until
+        give_up_at = loop.time() + self.retry_for if deadline is None else deadline
         failures = 0
         # An earlier try that may have been carried out.
         unknown: OutcomeUnknown | None = None
         # The last error from before the time was up.
-        known: ServerUnavailable | None = None
+        unavailable: ServerUnavailable | None = None
         while True:
             try:
                 return await attempt()
@@ -359,78 +374,80 @@ class RedisClient:
                     raise
                 unknown = error
             except ServerUnavailable as error:
-                known = known if known and isinstance(error.__cause__, TimeoutError) else error
+                if unavailable is None or not isinstance(error.__cause__, TimeoutError):
+                    unavailable = error
                 if loop.time() >= give_up_at:
-                    raise unknown or known from known.__cause__
+                    raise unknown or unavailable from unavailable.__cause__
             except ServerRefused as error:
                 if writes and unknown is not None:
                     raise unknown from error
                 raise
             failures += 1
-            left = max(0.0, give_up_at - loop.time())
-            await asyncio.sleep(min(retry_delay(failures, most=0.5), left))
+            remaining = max(0.0, give_up_at - loop.time())
+            await asyncio.sleep(min(retry_delay(failures, longest=0.5), remaining))
 
     async def _attempt(self, key: str | None, call: _Call) -> Any:
-        try:
-            if key is None and self.topology.spread:
-                # Any server will do, so one that hangs or refuses does not hold up the call.
-                return await first_of(
-                    "no server answered",
-                    [
-                        (each.label, partial(self._attempt_at, each, call))
-                        for each in await self._in_time(self.topology.any(), call.until)
-                    ],
-                )
-            connections, asking = await self._in_time(self.topology.find(key), call.until), False
-        except DelayqError:
-            self.errors += 1
-            raise
-        for _ in range(_SENT_ON):
+        pool, asking = self.topology.only, False
+        if pool is None:
             try:
-                return await self._attempt_at(connections, call, asking)
-            except Redirected as elsewhere:
-                connections, asking = elsewhere.pool, elsewhere.asking
+                if key is None and self.topology.spread:
+                    # Any server will do, so one that hangs or refuses does not hold up the call.
+                    pools = await self._in_time(self.topology.candidates(), call.deadline)
+                    attempts = [
+                        (pool.label, partial(self._attempt_at, pool, call)) for pool in pools
+                    ]
+                    return await first_of("no server answered", attempts)
+                pool = await self._in_time(self.topology.find_pool(key), call.deadline)
+            except DelayqError:
+                self.errors += 1
+                raise
+        for _ in range(_REDIRECTIONS):
+            try:
+                return await self._attempt_at(pool, call, asking)
+            except Redirected as redirection:
+                pool, asking = redirection.pool, redirection.asking
         raise ServerUnavailable("too many redirections between the servers of the cluster")
 
-    async def _attempt_at(
-        self, connections: ConnectionPool, call: _Call, asking: bool = False
-    ) -> Any:
-        wire = await self.acquire(connections, call.until)
-        arrived = False
+    async def _attempt_at(self, pool: ConnectionPool, call: _Call, asking: bool = False) -> Any:
+        wire = pool.acquire_nowait() or await self.acquire(pool, call.deadline)
+        is_answered = False
         try:
-            reply = await self._exchange(wire, asking, call)
-            arrived = True
+            if call.script is None:
+                reply = await self._ask(wire, asking, call.command, call.follow_up)
+            else:
+                reply = await self._run_script(wire, asking, call, call.script)
+            is_answered = True
             if call.confirm is not None and (confirmation := call.confirm(reply)) is not None:
                 self._confirm(wire, asking, confirmation)
         except ReplyError as error:
             # The answer to the command that follows it may be held back for a while.
-            arrived = call.then is None
-            raise self.interpret(error, connections) from error
+            is_answered = call.follow_up is None
+            raise self.interpret(error, pool) from error
         except OSError as error:
-            self.topology.suspect(connections)
-            raise self.interpret(error, connections) from error
+            self.topology.suspect(pool)
+            raise self.interpret(error, pool) from error
         finally:
             # A caller that is cancelled leaves answers in flight.
-            (connections.release if arrived else connections.abandon)(wire)
+            (pool.release if is_answered else pool.abandon)(wire)
         return reply
 
-    async def _in_time(self, question: Awaitable[T], until: float | None = None) -> T:
+    async def _in_time(self, question: Awaitable[T], deadline: float | None = None) -> T:
         """Return the answer to a question about the servers, which may have to be asked."""
-        until, latest = self._finishes_by(until), self._loop.time() + self.waits_for
+        limit, latest = self._limit_of_try(deadline), self._loop.time() + self.waits_for
         try:
-            async with asyncio.timeout_at(latest if until is None else min(until, latest)):
+            async with asyncio.timeout_at(latest if limit is None else min(limit, latest)):
                 return await question
         except TimeoutError as error:
             raise ServerUnavailable(
                 "could not find out in time which server holds the queue"
             ) from error
 
-    def _finishes_by(self, until: float | None) -> float | None:
+    def _limit_of_try(self, deadline: float | None) -> float | None:
         """Return when a try that starts now is given up: a single one has its time, too."""
-        return None if until is None else max(until, self._loop.time() + _LEAST_TRY)
+        return None if deadline is None else max(deadline, self._loop.time() + _SHORTEST_TRY)
 
     def _confirm(self, wire: Connection, asking: bool, confirmation: Confirmation) -> None:
-        *others, last = confirmation.commands
+        *commands, last = confirmation.commands
         on_reply = confirmation.on_reply
 
         def answered(answer: Any) -> None:
@@ -438,58 +455,61 @@ class RedisClient:
                 on_reply(answer)
 
         calls: list[tuple[tuple[str, ...], Callable[[Any], object] | None]]
-        calls = [*((other, answered) for other in others), (last, on_reply)]
+        calls = [*((command, answered) for command in commands), (last, on_reply)]
         self.round_trips += len(calls)
         if asking:
-            calls = [each for call in calls for each in ((("ASKING",), None), call)]
+            calls = [part for call in calls for part in ((("ASKING",), None), call)]
         try:
             wire.call_all(calls)
         except OSError as error:
             on_reply(error)
 
-    async def acquire(self, connections: ConnectionPool, until: float | None = None) -> Connection:
+    async def acquire(self, pool: ConnectionPool, deadline: float | None = None) -> Connection:
+        """Return a connection as :meth:`ConnectionPool.acquire` does, but not later than a call may
+        wait for one.
+        """
         try:
-            if (wire := connections.acquire_nowait()) is not None:
-                return wire
-            until = self._finishes_by(until)
+            limit = self._limit_of_try(deadline)
             seconds = min(ANSWER_WITHIN, self.waits_for)
-            if until is not None:
-                seconds = min(seconds, until - self._loop.time())
+            if limit is not None:
+                seconds = min(seconds, limit - self._loop.time())
             async with within(seconds):
-                return await connections.acquire()
+                return await pool.acquire()
         except TimeoutError as error:
             self.errors += 1
-            self.topology.suspect(connections)
+            self.topology.suspect(pool)
             raise ServerUnavailable(
                 "could not get a connection in time: the server accepts none, or does not answer"
             ) from error
         except DelayqError as error:
             self.errors += 1
             if isinstance(error, ServerUnavailable):
-                self.topology.suspect(connections)
+                self.topology.suspect(pool)
             raise
 
-    async def _exchange(self, wire: Connection, asking: bool, call: _Call) -> Any:
-        command, script, then = call.command, call.script, call.then
-        if script is None:
-            return await self._ask(wire, asking, command, then)
+    async def _run_script(self, wire: Connection, asking: bool, call: _Call, script: Script) -> Any:
+        command, follow_up, key = call.command, call.follow_up, call.command[3]
         if self._disk is not None and script.stores and (lack := self._disk.lack(command)):
             await self._shorten(wire, self._disk)
             raise ServerUnavailable(lack)
-        form = self.rights.form(wire, script, command[3])
+        form: Form | Script = script
+        # Mostly they were checked a moment ago.
+        if wire.permits.get((script.name, key), 0.0) <= self._loop.time():
+            form = self.rights.form(wire, script, key)
         try:
-            answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
+            answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), follow_up)
         except ReplyError as error:
             # Not carried out. With EVAL, another SCRIPT FLUSH cannot come in between.
             if not is_unknown_script(error):
                 raise
-            answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
-        self.rights.permitted(wire, script, command[3], form)
+            answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), follow_up)
+        if form is not script:
+            self.rights.permitted(wire, script, key, form)
         return answer
 
     async def _shorten(self, wire: Connection, disk: Disk) -> None:
         """Let the server write its file anew if that makes room."""
-        if not disk.may_ask(self._loop.time()):
+        if not disk.may_shorten(self._loop.time()):
             return
         try:
             if disk.can_shorten(read_info(await self._ask(wire, False, ("INFO",), None))):
@@ -503,21 +523,31 @@ class RedisClient:
         wire: Connection,
         asking: bool,
         command: tuple[Any, ...],
-        then: tuple[str | int, ...] | None,
+        follow_up: tuple[str | int, ...] | None,
     ) -> Any:
         self.round_trips += 1
         if asking:
             wire.tell("ASKING")
         answer = wire.ask(*command)
-        if then is None:
+        if follow_up is None:
             return await answer
         second: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.round_trips += 1
-        wire.call(then, partial(_note, second), BLOCKS_FOR)
+        wire.call(follow_up, partial(_resolve, second), BLOCKS_FOR)
         return await answer, await second
 
 
-def _note(future: asyncio.Future[Any], reply: Any) -> None:
+def read_info(reply: bytes) -> dict[str, str]:
+    """Return the figures in a reply to INFO, by name."""
+    lines = (
+        line.partition(":")
+        for line in reply.decode(errors="replace").splitlines()
+        if line and not line.startswith("#")
+    )
+    return {name: value for name, _, value in lines}
+
+
+def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
     # Errors are results, too, because the answer before this one is known.
     if not future.done():
         future.set_result(reply)

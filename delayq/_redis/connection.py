@@ -9,7 +9,7 @@ import math
 import socket
 import struct
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -34,14 +34,15 @@ ANSWER_WITHIN = 5.0
 DOUBT_AFTER = 1.0
 # After this time, the event loop has read what had arrived before, seconds.
 _READ_WITHIN = 0.001
-# A network carries at least this many bytes per second of a large question.
+# A network carries at least this many bytes per second of a large command.
 _SLOWEST = 250_000
 
 # When the system first probes whether an idle connection still exists, the time between probes,
 # both in seconds, and their number. By default it probes after two hours.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
-_NOTHING = object()
+# What the parser returns when no whole reply has arrived.
+_INCOMPLETE = object()
 
 _Error = TypeVar("_Error", bound=Exception)
 
@@ -54,25 +55,29 @@ class NotSent(ConnectionError):
     """The connection is lost, and nothing was sent."""
 
 
-class _Question(NamedTuple):
+class _SentCommand(NamedTuple):
     """A command that has not been answered yet.
 
     Attributes:
         on_reply: Called with the answer, if it is needed.
         sent_at: When the command was sent, seconds.
-        patience: How many seconds longer than others the answer may take.
+        allowance: How many seconds longer than others the answer may take.
         afterwards: Called when the answer has come, or will not come any more.
     """
 
     on_reply: Callable[[Any], object] | None
     sent_at: float
-    patience: float
+    allowance: float
     afterwards: list[Callable[[], object]] | None = None
 
-    def settle(self, answer: Any) -> None:
-        _call(self.on_reply, answer)
-        for each in self.afterwards or ():
-            each()
+    def resolve(self, answer: Any) -> None:
+        if self.on_reply is not None:
+            try:
+                self.on_reply(answer)
+            except Exception:  # noqa: BLE001 - the other calls on this connection must get their answers all the same
+                _log.exception("handling an answer failed")
+        for callback in self.afterwards or ():
+            callback()
 
 
 class Owner(Protocol):
@@ -113,7 +118,7 @@ class Pulse:
         self._writer = writer
         self._socket: Any = writer.get_extra_info("socket")
         self._now = now
-        # Bytes that had not left when we last looked.
+        # Bytes that had not left at the last check.
         self._queued = 0
         self.moved_at: float = now()
         self.doubted_at: float = -math.inf
@@ -125,18 +130,18 @@ class Pulse:
         """Whether an answer was missing for too long, and nothing has moved since then."""
         return self.doubted_at > self.moved_at
 
-    def silent_since(self, oldest: _Question | None) -> float | None:
+    def silent_since(self, oldest: _SentCommand | None) -> float | None:
         """Return since when it has been silent while ``oldest`` waits; it may be in the future."""
         if oldest is not None:
-            since, patience = oldest.sent_at, oldest.patience
+            start, allowance = oldest.sent_at, oldest.allowance
         elif self.due_since is not None:
-            since, patience = self.due_since, 0.0
+            start, allowance = self.due_since, 0.0
         else:
             return None
         queued, self._queued = self._queued, self._count_queued()
         if self._queued < queued:
             self.moved_at = self._now()
-        return max(since, self.moved_at) + patience
+        return max(start, self.moved_at) + allowance
 
     def _count_queued(self) -> int:
         """Count the bytes that have not reached the other end, as far as the system tells."""
@@ -154,39 +159,49 @@ class Connection(asyncio.Protocol):
     """A connection that redis-py has opened; from then on its socket is read and written here.
 
     redis-py's streams are not used, because they cost more than all else that a call needs. Answers
-    come in the order of the questions, and several may be in flight. Data that no call has asked
+    come in the order of the commands, and several may be in flight. Data that no call has asked
     for, such as notifications, is kept for :meth:`read`.
 
     A connection that dies silently looks like one whose answer takes a long time. While bytes come
     in or leave, it is alive. When it has been silent for :data:`DOUBT_AFTER` seconds, the owner is
-    told, and again from time to time. After :data:`ANSWER_WITHIN` seconds the connection ends
+    notified, and again from time to time. After :data:`ANSWER_WITHIN` seconds the connection ends
     itself.
 
-    ``owner`` is the pool that is told of trouble.
+    Attributes:
+        owner: The pool that is notified of trouble.
+        is_open: Whether it can be used, as far as we know.
+        is_clean: Whether it can be used, and no data waits for :meth:`read`.
+        permits: Until when a check of the user's rights counts, by script and key, the oldest
+            first. Kept by :class:`~delayq._redis.rights.Rights`.
     """
 
     def __init__(self, opened: AbstractConnection) -> None:
         """Take over a connection on which no answer is outstanding."""
         self._loop = asyncio.get_running_loop()
         self.owner: Owner | None = None
+        # Attributes, not properties: every call reads them.
+        self.is_open: bool = True
+        self.is_clean: bool = True
+        self.permits: OrderedDict[tuple[str, str], float] = OrderedDict()
         # How many commands in flight allow the server to hold back its answers.
         self._blocking = 0
         # How many callbacks of `when_answered` are outstanding.
         self._abandoned = 0
-        held: Any = opened
-        writer = held._writer
-        held._reader = held._writer = None
+        redis_py: Any = opened
+        writer = redis_py._writer
+        redis_py._reader = redis_py._writer = None
         self._transport = writer.transport
         self.pulse: Pulse = Pulse(writer, self._loop.time)
         self._reader: Any = Reader(
-            protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_NOTHING
+            protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_INCOMPLETE
         )
-        self._asked: deque[_Question] = deque()
+        self._in_flight: deque[_SentCommand] = deque()
         # Data that no call has asked for, and at last the error with which the connection ended.
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._drained: asyncio.Future[None] | None = None
-        self._watch: asyncio.TimerHandle | None = None
-        self._lost: Exception | None = None
+        self._silence_check: asyncio.TimerHandle | None = None
+        # The error with which the connection ended.
+        self._failure: Exception | None = None
         _keep_alive(
             self._transport.get_extra_info("socket"),
             getattr(opened, "socket_keepalive_options", None),
@@ -200,24 +215,14 @@ class Connection(asyncio.Protocol):
         Context().run(self._transport.resume_reading)
 
     @property
-    def is_open(self) -> bool:
-        """Whether it can be used, as far as we know."""
-        return self._lost is None
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether it can be used, and nothing unrequested has arrived."""
-        return self._lost is None and self._inbox.empty()
-
-    @property
     def bytes_to_send(self) -> int:
         """The number of bytes that wait here for the network to take them."""
-        return 0 if self._lost is not None else self._transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() if self.is_open else 0
 
     @property
     def unanswered(self) -> int:
         """The number of answers that are outstanding."""
-        return len(self._asked)
+        return len(self._in_flight)
 
     @property
     def is_blocked(self) -> bool:
@@ -232,46 +237,52 @@ class Connection(asyncio.Protocol):
     def ask(self, *command: Any) -> asyncio.Future[Any]:
         """Send a command, and return a future of its answer, or of the error."""
         future = self._loop.create_future()
-        self.call(command, partial(_settle, future))
+        self.call(command, partial(_resolve, future))
         return future
 
     def call(
         self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0
     ) -> None:
         """Send a command; the server may hold back the answer for ``blocks`` seconds."""
-        self._check()
+        if not self.is_open:
+            raise self._not_sent()
         packed = _packed(command)
         if blocks:
             self._blocking += 1
             on_reply = partial(self._unblocked, on_reply)
-        self._asked.append(_Question(on_reply, self._loop.time(), blocks + len(packed) / _SLOWEST))
-        self._keep_watch()
+        self._in_flight.append(
+            _SentCommand(on_reply, self._loop.time(), blocks + len(packed) / _SLOWEST)
+        )
+        if self._silence_check is None:
+            self._watch()
         self._transport.write(packed)
 
     def call_all(
         self, calls: Iterable[tuple[Sequence[Any], Callable[[Any], object] | None]]
     ) -> None:
         """Send commands in one piece, each as :meth:`call` does."""
-        self._check()
-        sent_at, packed, questions = self._loop.time(), list[bytes](), list[_Question]()
+        if not self.is_open:
+            raise self._not_sent()
+        sent_at, packed, commands = self._loop.time(), list[bytes](), list[_SentCommand]()
         for command, on_reply in calls:
             packed.append(_packed(command))
-            questions.append(_Question(on_reply, sent_at, len(packed[-1]) / _SLOWEST))
-        self._asked += questions
-        self._keep_watch()
+            commands.append(_SentCommand(on_reply, sent_at, len(packed[-1]) / _SLOWEST))
+        self._in_flight += commands
+        if self._silence_check is None:
+            self._watch()
         self._transport.write(b"".join(packed))
 
-    def when_answered(self, then: Callable[[], object]) -> None:
-        """Call ``then`` when all answers outstanding now have come, and be abandoned until then."""
-        if not self._asked:
-            then()
+    def when_answered(self, callback: Callable[[], object]) -> None:
+        """Call back when all answers outstanding now have come, and be abandoned until then."""
+        if not self._in_flight:
+            callback()
             return
         self._abandoned += 1
-        last = self._asked[-1]
+        last = self._in_flight[-1]
         if last.afterwards is None:
-            self._asked[-1] = last._replace(afterwards=[then])
+            self._in_flight[-1] = last._replace(afterwards=[callback])
         else:
-            last.afterwards.append(then)
+            last.afterwards.append(callback)
 
     def tell(self, *command: Any) -> None:
         """Send a command whose answer is not needed. Raises as :meth:`ask` does."""
@@ -279,7 +290,8 @@ class Connection(asyncio.Protocol):
 
     def write(self, *command: Any) -> None:
         """Send a command whose answer, if any, goes to :meth:`read`. Raises as :meth:`ask` does."""
-        self._check()
+        if not self.is_open:
+            raise self._not_sent()
         self._transport.write(_packed(command))
 
     def ping(self) -> None:
@@ -287,11 +299,12 @@ class Connection(asyncio.Protocol):
         self.write("PING")
         if self.pulse.due_since is None:
             self.pulse.due_since = self._loop.time()
-        self._keep_watch()
+        if self._silence_check is None:
+            self._watch()
 
     def silent_since(self) -> float | None:
         """Return the same as :meth:`Pulse.silent_since`."""
-        return self.pulse.silent_since(self._asked[0] if self._asked else None)
+        return self.pulse.silent_since(self._in_flight[0] if self._in_flight else None)
 
     def give_up(self, reason: str) -> None:
         """End the connection. All waiting callers get the reason, as a ``TimeoutError``."""
@@ -299,9 +312,10 @@ class Connection(asyncio.Protocol):
 
     async def read(self) -> Any:
         """Return data that no call has asked for, or raise ReplyError or OSError."""
-        if self._inbox.empty():
-            self._check()
+        if self._inbox.empty() and not self.is_open:
+            raise self._not_sent()
         answer = await self._inbox.get()
+        self.is_clean = self.is_open and self._inbox.empty()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -313,20 +327,29 @@ class Connection(asyncio.Protocol):
             await asyncio.shield(self._drained)
 
     def close(self) -> None:
-        """End the connection after the sent data has left. All waiting callers are told."""
+        """End the connection after the sent data has left. All waiting callers get an error."""
         self._lose(ConnectionError("the connection was closed"), abort=False)
 
     # Called by the transport
 
     def data_received(self, data: bytes) -> None:
         pulse = self.pulse
-        pulse.moved_at = self._loop.time()
+        now = pulse.moved_at = self._loop.time()
         pulse.due_since = None
         reader = self._reader
         reader.feed(data)
         try:
-            while (answer := reader.gets()) is not _NOTHING:
-                self._answered(answer)
+            while (answer := reader.gets()) is not _INCOMPLETE:
+                # Looked up each time: a callback may end the connection.
+                if not self._in_flight:
+                    self.is_clean = False
+                    self._inbox.put_nowait(answer)
+                    continue
+                command = self._in_flight.popleft()
+                pulse.round_trip = min(pulse.round_trip, now - command.sent_at)
+                if command.afterwards:
+                    self._abandoned -= len(command.afterwards)
+                command.resolve(answer)
         except ProtocolError as error:
             self._lose(ConnectionError(f"the server does not speak the Redis protocol: {error}"))
 
@@ -350,65 +373,57 @@ class Connection(asyncio.Protocol):
 
     # Internals
 
-    def _check(self) -> None:
-        if self._lost is not None:
-            raise NotSent(str(self._lost)) from self._lost
-
-    def _answered(self, answer: Any) -> None:
-        if not self._asked:
-            self._inbox.put_nowait(answer)
-            return
-        question = self._asked.popleft()
-        pulse = self.pulse
-        if (took := pulse.moved_at - question.sent_at) < pulse.round_trip:
-            pulse.round_trip = took
-        if question.afterwards:
-            self._abandoned -= len(question.afterwards)
-        question.settle(answer)
+    def _not_sent(self) -> NotSent:
+        error = NotSent(str(self._failure))
+        error.__cause__ = self._failure
+        return error
 
     def _unblocked(self, on_reply: Callable[[Any], object] | None, answer: Any) -> None:
         self._blocking -= 1
         if on_reply is not None:
             on_reply(answer)
 
-    def _keep_watch(self) -> None:
-        if self._watch is None:
-            self._watch = self._loop.call_later(min(DOUBT_AFTER, ANSWER_WITHIN), self._look)
+    def _watch(self) -> None:
+        """Start the timer that serves all commands sent until it fires."""
+        self._silence_check = self._loop.call_later(
+            min(DOUBT_AFTER, ANSWER_WITHIN), self._check_silence
+        )
 
-    def _look(self, before: float | None = None) -> None:
-        """Check for a missing answer; one timer serves all questions asked meanwhile.
+    def _check_silence(self, before: float | None = None) -> None:
+        """Check for a missing answer.
 
         A missing answer counts if it had not come ``before`` a time that is over. The event loop
-        may be late for this look, and the answer may wait to be read: then it is read before the
-        next look.
+        may be late for this check, and the answer may wait to be read: then it is read before the
+        next check.
         """
-        self._watch = None
-        since = self.silent_since()
-        if since is None or self._lost is not None:
+        self._silence_check = None
+        start = self.silent_since()
+        if start is None or not self.is_open:
             return
         now = self._loop.time()
-        silent = (now if before is None else before) - since
+        silent = (now if before is None else before) - start
         if before is None and silent >= min(DOUBT_AFTER, ANSWER_WITHIN):
-            self._watch = self._loop.call_later(_READ_WITHIN, self._look, now)
+            self._silence_check = self._loop.call_later(_READ_WITHIN, self._check_silence, now)
             return
         if silent >= ANSWER_WITHIN:
             self.give_up(f"no answer within {ANSWER_WITHIN:g} s")
             return
         doubt_in = DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent
-        # A large question has more time than those that are sent behind it.
+        # A large command has more time than those that are sent behind it.
         wait = min(DOUBT_AFTER, doubt_in, ANSWER_WITHIN - silent)
-        self._watch = self._loop.call_later(wait, self._look)
+        self._silence_check = self._loop.call_later(wait, self._check_silence)
         if silent >= DOUBT_AFTER:
             self.pulse.doubted_at = now
             if self.owner is not None:
                 self.owner.connection_doubted()
 
     def _lose(self, error: Exception, *, abort: bool = True) -> None:
-        if self._lost is not None:
+        if not self.is_open:
             return
-        self._lost = error
-        if self._watch is not None:
-            self._watch.cancel()
+        self._failure = error
+        self.is_open = self.is_clean = False
+        if self._silence_check is not None:
+            self._silence_check.cancel()
         if abort:
             self._transport.abort()
             if self.owner is not None:
@@ -416,9 +431,9 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.close()
         self.resume_writing()
-        asked, self._asked = self._asked, deque()
-        for question in asked:
-            question.settle(own_copy(error))
+        in_flight, self._in_flight = self._in_flight, deque()
+        for command in in_flight:
+            command.resolve(own_copy(error))
         self._inbox.put_nowait(NotSent(str(error)))
 
 
@@ -436,30 +451,18 @@ def _plain(part: Any) -> Any:
     return int(part) if isinstance(part, int) and not isinstance(part, bool) else part
 
 
-def _keep_alive(connected: Any, chosen: Any) -> None:
-    """Have the system detect that the other end of a socket has vanished, if it can.
-
-    ``chosen`` holds the user's own settings, if any.
-    """
+def _keep_alive(connected: Any, user_options: Any) -> None:
+    """Have the system detect that the other end of a socket has vanished, if it can."""
     if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEP_ALIVE.items():
-            if not chosen and hasattr(socket, name):
+            if not user_options and hasattr(socket, name):
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _call(on_reply: Callable[[Any], object] | None, answer: Any) -> None:
-    if on_reply is None:
-        return
-    try:
-        on_reply(answer)
-    except Exception:  # noqa: BLE001 - the other calls on this connection must get their answers all the same
-        _log.exception("handling an answer failed")
-
-
-def _settle(future: asyncio.Future[Any], answer: Any) -> None:
+def _resolve(future: asyncio.Future[Any], answer: Any) -> None:
     if future.done():
         return
     if isinstance(answer, Exception):

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._redis.connection import ReplyError
-from delayq._redis.first_of import first_of
-from delayq._redis.retry import is_not_now, retry_delay
+from delayq._redis.retry import first_of, is_not_now, retry_delay
 from delayq.errors import Closed, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 # Clients that have lost the same server first reconnect within this time, seconds.
-_SPREAD = 0.1
+_RECONNECT_SPREAD = 0.1
 
 
 class DedicatedConnection:
@@ -47,9 +46,9 @@ class DedicatedConnection:
                 raise
 
         if key is None and nodes.spread:
-            attempts = [(pool.label, partial(open_at, pool)) for pool in await nodes.any()]
+            attempts = [(pool.label, partial(open_at, pool)) for pool in await nodes.candidates()]
             return await first_of("no server accepts the connection", attempts, cls.cut)
-        return await open_at(await nodes.find(key))
+        return await open_at(await nodes.find_pool(key))
 
     async def send(self, *command: str | bytes | int) -> None:
         """Send a command. Raises :class:`ServerUnavailable` if the connection is broken."""
@@ -102,12 +101,12 @@ async def keep_linked(
     key: str | None,
     use: Callable[[DedicatedConnection], Awaitable[None]],
     interrupted: Callable[[Exception], None],
-    retry_most: float,
+    longest_pause: float,
 ) -> None:
     """Run ``use`` with a link, and with a new one whenever it breaks, until the client closes.
 
     Links lead to the server that has ``key``, or to any. ``interrupted`` is called for the first of
-    several failures in a row; ``retry_most`` is the longest time between two tries, seconds.
+    several failures in a row; ``longest_pause`` is that between two tries, seconds.
     """
     now = asyncio.get_running_loop().time
     failures = 0
@@ -123,11 +122,15 @@ async def keep_linked(
             return
         except Exception as error:  # noqa: BLE001 - nothing may end the task that wakes up queues
             # A link that breaks as soon as it is answered must not be retried ever faster.
-            steady = link is not None and link.answered and now() - began >= retry_most
+            steady = link is not None and link.answered and now() - began >= longest_pause
             failures = 1 if steady else failures + 1
             if failures == 1:
                 interrupted(error)
             if not isinstance(error, ServerError):
                 _log.error("a connection failed unexpectedly", exc_info=error)
             # All clients of a server lose it together, so each reconnects at a moment of its own.
-            await asyncio.sleep(retry_delay(failures, base=_SPREAD, most=retry_most, least=0.0))
+            await asyncio.sleep(
+                retry_delay(
+                    failures, base=_RECONNECT_SPREAD, longest=longest_pause, lowest_share=0.0
+                )
+            )

@@ -1,25 +1,38 @@
-"""The commands that wait until earlier writes are on disk, or on replicas too."""
+"""Where writes are safe: on replicas, and on the disk, which must have room for them."""
 
 from __future__ import annotations
 
+import math
+import os
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from delayq._redis.client import BLOCKS_FOR
-from delayq.errors import DelayqError
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from delayq._redis.client import RedisClient
-    from delayq._redis.connection import Connection
-    from delayq._redis.scripts import Script
-
-# A later promise counts as broken, ms. Redis set to ``everysec`` syncs once a second.
+# How long a command that follows a script may hold back its answer, seconds.
+BLOCKS_FOR = 2.0
+# After this time writes count as not safe, ms. Redis set to ``everysec`` syncs once a second.
 WITHIN_MS = int(BLOCKS_FOR * 1000)
+
+# What new messages leave free, bytes: for acknowledgements, and for what is already on its way.
+_RESERVE = 16 * 2**20
+# On a smaller disk, they leave this part of it free.
+_PARTS = 8
+# Calls of this size that other clients may make at the same moment.
+_AT_ONCE = 4
+# With more bytes free than this, one check holds for a tenth of a second: it costs a tenth of a
+# lone offer, and no single call is as large.
+_PLENTY = 4 * 2**30
+_CHECK_EVERY = 0.1
+# About how many bytes a server counts as data although they are none.
+_BUFFERS = 2**19
+# How often the server is asked to shorten its file at most, seconds.
+_SHORTEN_EVERY = 5.0
 
 
 class Durability(NamedTuple):
-    """A promise to wait for: a number of replicas, or the disk."""
+    """What a write has to reach before it counts: a number of replicas, or else the disk."""
 
     replicas: int
 
@@ -28,8 +41,8 @@ class Durability(NamedTuple):
         """The command behind a script, which answers when, or how far, earlier writes are safe."""
         return ("WAIT", self.replicas, WITHIN_MS) if self.replicas else ("WAITAOF", 1, 0, WITHIN_MS)
 
-    def broken(self, answer: Any) -> str:
-        """Return why the promise is broken, according to that answer; empty if it is kept."""
+    def failure(self, answer: Any) -> str:
+        """Return why earlier writes are not safe, according to that answer; empty if they are."""
         if isinstance(answer, BaseException):
             return f"the server did not confirm durability: {answer}"
         if not self.replicas:
@@ -39,62 +52,56 @@ class Durability(NamedTuple):
         return f"only {answer} of {self.replicas} replicas confirmed within {WITHIN_MS / 1000:g} s"
 
 
-class WaitingServer:
-    """Sends the promise's command behind each script, and answers with a pair of both replies."""
+class Disk:
+    """Tells whether there is room for new messages.
 
-    def __init__(self, server: RedisClient, promise: Durability) -> None:
-        self._server = server
-        self._promise = promise
+    A server that syncs its file once a second confirms a write even if the file could not take it,
+    and knows that the disk is full only for the next one. So new messages are refused before.
+    """
 
-    @property
-    def retry_for(self) -> float:
-        """As :attr:`RedisClient.retry_for`."""
-        return self._server.retry_for
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._shortened_at = -math.inf
+        self._free = 0
+        self._plenty_until = -math.inf
 
-    @property
-    def waits_for(self) -> float:
-        """As :attr:`RedisClient.waits_for`."""
-        return self._server.waits_for
+    def lack(self, args: Sequence[str | bytes | int]) -> str:
+        """Return why a call that stores these cannot be made now; empty if it can."""
+        now = time.monotonic()
+        if now < self._plenty_until:
+            return ""
+        try:
+            disk = os.statvfs(self._directory)
+        except OSError:
+            # The server will say what is wrong.
+            return ""
+        free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        self._free = free
+        if free > _PLENTY or not total:
+            self._plenty_until = now + _CHECK_EVERY
+            return ""
+        size = sum(len(arg) for arg in args if not isinstance(arg, int))
+        required = min(_RESERVE, total // _PARTS) + _AT_ONCE * size
+        if free >= required:
+            return ""
+        return (
+            f"the disk of {self._directory} is almost full: {free / 1e3:,.0f} kB are free, and a"
+            f" new message needs {required / 1e3:,.0f} kB free; delete other files, or let workers"
+            " handle messages"
+        )
 
-    def run_soon(
-        self,
-        script: Script,
-        keys: Sequence[str],
-        args: Sequence[str | bytes | int],
-        on_reply: Callable[[Any], object],
-        beside: Connection | None = None,
-    ) -> Connection | None:
-        """Send a call as :meth:`RedisClient.run_soon` does."""
-        answer: list[Any] = []
+    def may_shorten(self, now: float) -> bool:
+        """Tell whether the server may be asked now to shorten its file, and note that it is."""
+        is_due = now >= self._shortened_at + _SHORTEN_EVERY
+        if is_due:
+            self._shortened_at = now
+        return is_due
 
-        def answered(reply: Any) -> None:
-            if isinstance(reply, DelayqError):
-                on_reply(reply)
-            else:
-                answer.append(reply)
-
-        def waited(reply: Any) -> None:
-            # If the first one was not answered, the caller has been told already.
-            if answer:
-                on_reply((answer[0], reply))
-
-        wire = self._server.run_soon(script, keys, args, answered, beside)
-        if wire is not None:
-            self._server.follow(wire, keys[0], self._promise.command, waited)
-        return wire
-
-    async def run(
-        self,
-        script: Script,
-        keys: Sequence[str],
-        args: Sequence[str | bytes | int] = (),
-        until: float | None = None,
-    ) -> Any:
-        """Run a script as :meth:`RedisClient.run` does."""
-        return await self._server.run(script, keys, args, until, self._promise.command)
-
-    async def demand(self, key: str) -> None:
-        """Raise ServerRefused, before anything is written, if the promise cannot be kept."""
-        # WAIT for zero replicas answers at once.
-        ask = ("WAIT", 0, 1) if self._promise.replicas else ("WAITAOF", 1, 0, 1)
-        await self._server.command(*ask, key=key)
+    def can_shorten(self, facts: Mapping[str, str]) -> bool:
+        """Tell whether the server's file would become much shorter, and has room, if rewritten."""
+        try:
+            data, file = int(facts["used_memory_dataset"]), int(facts["aof_current_size"])
+        except (KeyError, ValueError):
+            return False
+        data = max(0, data - _BUFFERS)
+        return data < self._free and file > 2 * data

@@ -53,8 +53,8 @@ class ErrorReader:
 
     def _refused(self, error: ReplyError, pool: ConnectionPool) -> DelayqError:
         text = str(error)
-        if (found := _ELSEWHERE.match(text)) is not None:
-            return self._redirected(text, pool, *found.groups())
+        if (redirection := _ELSEWHERE.match(text)) is not None:
+            return self._redirected(text, pool, *redirection.groups())
         if is_unknown_script(error):
             return UnknownScript(text)
         if text.startswith("DELAYQ_SETTINGS"):
@@ -71,12 +71,13 @@ class ErrorReader:
         return ServerRefused(text)
 
     def _redirected(
-        self, text: str, pool: ConnectionPool, kind: str, slot: str, place: str
+        self, text: str, pool: ConnectionPool, kind: str, slot: str, host_port: str
     ) -> ServerError:
         try:
             if kind == "ASK":
-                return Redirected(text, self._topology.at(place, pool), asking=True)
-            return Redirected(text, self._topology.moved(int(slot), place, pool), asking=False)
+                return Redirected(text, self._topology.pool_at(host_port, pool), asking=True)
+            owner = self._topology.note_move(int(slot), host_port, pool)
+            return Redirected(text, owner, asking=False)
         except ServerError as error:
             return error
 
@@ -84,7 +85,7 @@ class ErrorReader:
         # It has lost its role, or its cluster has lost some slots: another server may have them.
         self._topology.suspect(pool)
         if "READONLY" in text:
-            if pool.lead_to_replica:
+            if pool.leads_to_replica:
                 return ServerRefused(
                     f"{pool.label} is a replica, which accepts no writes: use the address of its "
                     "master, or redis+sentinel:// with those of its Sentinels"

@@ -17,16 +17,12 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from delayq._redis.connection import Connection, ReplyError
-from delayq._redis.first_of import first_of
-from delayq._redis.loop_time import within
-from delayq._redis.other_scheme import demand_scheme
-from delayq._redis.retry import is_not_now, retry_delay
+from delayq._redis.retry import first_of, is_not_now, retry_delay, within
 from delayq._redis.url import Address, SentinelAddress
 from delayq.errors import DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
 
 E = TypeVar("E", bound=BaseException)
 
@@ -39,10 +35,14 @@ _ADD_CERTIFICATE = (
 )
 # How long connecting may take before the greeting, seconds.
 _CONNECT_WITHIN = 5.0
-# What tells that a Unix socket has as many clients in line as it can have.
-_LINE_IS_FULL = (errno.EAGAIN, errno.ENOTCONN)
+# What tells that a Unix socket has a full backlog.
+_BACKLOG_IS_FULL = (errno.EAGAIN, errno.ENOTCONN)
 # After how long a handshake is doubted, seconds.
 _SOON = 1.0
+# How long a server that does not answer has to show whether it speaks TLS, seconds.
+_SCHEME_SHOWS_WITHIN = 2.0
+# The first bytes of the answers to a PING: done, or an error.
+_PING_ANSWERS = (b"+", b"-")
 _OF_THE_ADDRESS = "user and password"
 # The beginnings of errors about the user, the password or the user's rights.
 _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "Client sent AUTH")
@@ -103,25 +103,25 @@ class Opener:
 
     async def _open_master(self, address: SentinelAddress) -> Connection:
         """Connect by way of the first Sentinel whose server itself claims to be the master."""
-        tried: set[tuple[str, int]] = set()
+        named: set[tuple[str, int]] = set()
 
-        async def by(sentinel: Address) -> Connection:
-            place = await _master(sentinel, address.service)
-            if place in tried:
-                raise ServerUnavailable(f"{sentinel.label} also names {place[0]}:{place[1]}")
-            tried.add(place)
-            wire, role, _ = await _open(address.server.at(*place))
-            # A Sentinel may not have heard yet that another server has taken over.
+        async def open_by(sentinel: Address) -> Connection:
+            host, port = await _master(sentinel, address.service)
+            if (host, port) in named:
+                raise ServerUnavailable(f"{sentinel.label} also names {host}:{port}")
+            named.add((host, port))
+            wire, role, _ = await _open(address.server.at(host, port))
+            # A Sentinel may not know yet that another server has taken over.
             if role not in (b"master", None):
                 wire.close()
                 raise ServerUnavailable(
-                    f"{sentinel.label} names {place[0]}:{place[1]}, which is not a master"
+                    f"{sentinel.label} names {host}:{port}, which is not a master"
                 )
             self._sentinels.remove(sentinel)
             self._sentinels.insert(0, sentinel)
             return wire
 
-        attempts = [(sentinel.label, partial(by, sentinel)) for sentinel in self._sentinels]
+        attempts = [(sentinel.label, partial(open_by, sentinel)) for sentinel in self._sentinels]
         return await first_of(
             f"{address.label}: no Sentinel led to a master", attempts, Connection.close
         )
@@ -136,7 +136,7 @@ async def _open_first(address: Address) -> tuple[Connection, bytes | None, Seque
         # A server that answers, even if it is not ready, speaks as the address says.
         silent = isinstance(error, ServerUnavailable) and error.__cause__ is not None
         if silent or not opening.done():
-            await demand_scheme(address)
+            await _require_scheme(address)
         return await opening
     finally:
         if not opening.cancel() and not opening.cancelled():
@@ -188,52 +188,52 @@ async def _open(
             await opened.disconnect(nowait=True)
         if (reason := _why_not(error, address)) is None:
             raise
-        raise reason from _alone(error)
+        raise reason from _without_causes(error)
     wire = _take_over(opened)
-    then = [*([("SELECT", database)] if database else []), *questions]
+    commands = [*([("SELECT", database)] if database else []), *questions]
     try:
         auth = ("AUTH", *secrets) if secrets else ()
-        hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *then)
+        hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *commands)
         if isinstance(hello, ReplyError) and _lacks_hello(str(hello), signed_in=bool(auth)):
             hello, _, *answers = await _ask(
-                wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *then
+                wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *commands
             )
-        refused = [
+        refusals = [
             answer
-            for answer in (hello, *answers[: len(then) - len(questions)])
+            for answer in (hello, *answers[: len(commands) - len(questions)])
             if isinstance(answer, ReplyError)
         ]
-        if refused:
-            raise _refusal(refused[0], address, credentials)  # noqa: TRY301 - the connection is closed in one place
+        if refusals:
+            raise _refusal(refusals[0], address, credentials)  # noqa: TRY301 - the connection is closed in one place
     except BaseException as error:
         wire.close()
         if (reason := _why_not(error, address)) is None:
             raise
-        raise reason from _alone(error)
-    told = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
-    return wire, told.get(b"role"), answers[len(then) - len(questions) :]
+        raise reason from _without_causes(error)
+    facts = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
+    return wire, facts.get(b"role"), answers[len(commands) - len(questions) :]
 
 
 async def _connect(opened: AbstractConnection, address: Address) -> None:
-    """Connect, and wait while so many connect to a Unix socket that no more can wait in its line.
+    """Connect, and wait while so many connect to a Unix socket that its backlog is full.
 
     With TCP, the system tries again by itself.
     """
-    held: Any = opened
-    tries, has_line = 0, "path" in address.options
+    redis_py: Any = opened
+    tries, has_backlog = 0, "path" in address.options
     while True:
         try:
-            await held.connect()
-            if has_line:
-                # asyncio takes a full line for a connection that is there.
-                held._writer.get_extra_info("socket").getpeername()  # noqa: SLF001
+            await redis_py.connect()
+            if has_backlog:
+                # asyncio takes a full backlog for a connection that is there.
+                redis_py._writer.get_extra_info("socket").getpeername()  # noqa: SLF001
         except (*_LINK_ERRORS, RedisError) as error:
             reason = _behind(error, OSError)
-            if not has_line or reason is None or reason.errno not in _LINE_IS_FULL:
+            if not has_backlog or reason is None or reason.errno not in _BACKLOG_IS_FULL:
                 raise
             await opened.disconnect(nowait=True)
             tries += 1
-            await asyncio.sleep(retry_delay(tries, most=0.5))
+            await asyncio.sleep(retry_delay(tries, longest=0.5))
         else:
             return
 
@@ -295,27 +295,27 @@ def _greets_itself(opened: AbstractConnection) -> bool:
 
 def _silence(opened: AbstractConnection) -> None:
     """Keep redis-py from sending anything: its greeting takes several round trips."""
-    held: Any = opened
-    held.credential_provider = held.username = held.password = held.client_name = None
-    held.driver_info = held.lib_name = held.lib_version = None
-    held.db = 0
+    redis_py: Any = opened
+    redis_py.credential_provider = redis_py.username = redis_py.password = None
+    redis_py.client_name = redis_py.driver_info = redis_py.lib_name = redis_py.lib_version = None
+    redis_py.db = 0
 
 
 def _take_over(opened: AbstractConnection) -> Connection:
-    held: Any = opened
+    redis_py: Any = opened
     # A server that is full or protected says so without being asked.
-    said = bytes(held._reader._buffer)  # noqa: SLF001 - bytes that have arrived already must not be lost
+    early_bytes = bytes(redis_py._reader._buffer)  # noqa: SLF001 - they must not be lost
     wire = Connection(opened)
-    if said:
-        wire.data_received(said)
+    if early_bytes:
+        wire.data_received(early_bytes)
     return wire
 
 
 def _load_certificates(opened: AbstractConnection, address: Address) -> None:
     # redis-py mistakes a missing file for a server that does not answer.
-    held: Any = opened
+    redis_py: Any = opened
     try:
-        held.ssl_context.get()
+        redis_py.ssl_context.get()
     except (OSError, ValueError) as error:
         options = "ssl_certfile, ssl_keyfile and ssl_ca_certs"
         raise ServerRefused(
@@ -363,7 +363,7 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     return ServerUnavailable(f"{address.label} does not answer: {reason}")
 
 
-def _alone(error: BaseException) -> BaseException:
+def _without_causes(error: BaseException) -> BaseException:
     """Return an error without what led to it: its text tells enough, and a page is not read."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
@@ -395,6 +395,44 @@ def _hint(error: BaseException, address: Address) -> str:
     if address.is_tls and _behind(error, ConnectionResetError):
         # The reset may have overtaken the alert that says so.
         down = "it may be down behind a proxy"
-        more = "" if address.options.get("ssl_certfile") else f"; {_ADD_CERTIFICATE}"
-        return f" ({down}{more})"
+        hint = "" if address.options.get("ssl_certfile") else f"; {_ADD_CERTIFICATE}"
+        return f" ({down}{hint})"
     return ""
+
+
+async def _require_scheme(address: Address) -> None:
+    """Raise ServerRefused if the server is there, but the scheme of the address is wrong.
+
+    Neither side can tell the other: one waits for a handshake, and the other for a command.
+    """
+    host, port = address.endpoint
+    if port is None:
+        return
+    with suppress(OSError, TimeoutError, EOFError):
+        async with asyncio.timeout(_SCHEME_SHOWS_WITHIN):
+            if address.is_tls and await _answers_plainly(host, port):
+                raise ServerRefused(
+                    f"{address.label} does not use TLS on this port: did you mean redis://?"
+                )
+            if not address.is_tls and await _shakes_hands(host, port):
+                raise ServerRefused(
+                    f"{address.label} uses TLS on this port: did you mean rediss://?"
+                )
+
+
+async def _answers_plainly(host: str, port: int) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(b"PING\r\n")
+        return await reader.read(1) in _PING_ANSWERS
+    finally:
+        writer.transport.abort()
+
+
+async def _shakes_hands(host: str, port: int) -> bool:
+    # Nothing is sent over it, so it need not be trusted.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection(host, port, ssl=context)
+    writer.transport.abort()
+    return True

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from delayq._redis.connection import DOUBT_AFTER, ReplyError
-from delayq._redis.free_connections import FreeConnections
 from delayq._redis.handshake import Opener
-from delayq._redis.loop_time import within
+from delayq._redis.retry import within
 from delayq.errors import Closed, DelayqError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -31,52 +30,56 @@ _MOMENT = 0.5
 _NO_WORK = ("EVAL", "return 1", 0)
 
 
-class _Line:
-    """The callers that wait for a connection, in order of arrival."""
+class _WaitingCallers:
+    """The callers that wait for a connection.
+
+    Attributes:
+        queue: A heap, by order of arrival.
+        awake: How many were woken and have yet to run.
+    """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._tickets = count()
-        # How many were woken and have yet to run.
+        self.queue: list[tuple[int, asyncio.Future[None]]] = []
         self.awake: int = 0
+        self._tickets = count()
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def ticket(self) -> int:
-        """Return the place of a caller that joins now."""
+    def new_ticket(self) -> int:
+        """Return the position of a caller that joins now."""
         return next(self._tickets)
 
-    async def turn(self, ticket: int) -> None:
+    async def wait(self, ticket: int) -> None:
         """Wait for a connection, behind the callers with older tickets."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (ticket, turn))
+        heappush(self.queue, (ticket, turn))
         try:
             await turn
         finally:
             # Not if the caller was cancelled before it was woken.
             self.awake -= turn.done() and not turn.cancelled()
 
-    def wake(self, most: int) -> None:
-        """Wake the first callers, ``most`` of them at most."""
-        while most > 0 and self._waiting:
-            _, turn = heappop(self._waiting)
+    def wake(self, limit: int) -> None:
+        """Wake the first callers, ``limit`` of them at most."""
+        while limit > 0 and self.queue:
+            _, turn = heappop(self.queue)
             if not turn.done():
                 turn.set_result(None)
                 self.awake += 1
-                most -= 1
+                limit -= 1
 
 
 class _Use:
-    """How a connection is used: by how many calls, and whether others may join them."""
+    """How a connection is used. Its attributes are those of the class until they change: this is
+    faster, and there is one for each call.
 
-    __slots__ = ("calls", "outdated", "own")
+    Attributes:
+        calls: How many calls use it.
+        is_dedicated: Whether it blocks or listens, so that no call may share it.
+        is_outdated: Whether it leads to a server that was replaced.
+    """
 
-    def __init__(self) -> None:
-        self.calls: int = 1
-        # Whether it blocks or listens, and whether it leads to a server that was replaced.
-        self.own: bool = False
-        self.outdated: bool = False
+    calls: int = 1
+    is_dedicated: bool = False
+    is_outdated: bool = False
 
 
 class ConnectionPool:
@@ -98,14 +101,18 @@ class ConnectionPool:
     ) -> None:
         self.label: str = address.label
         self._opener = Opener(address, was_let_in=was_let_in)
-        self._free = FreeConnections()
-        self._used: dict[Connection, _Use] = {}
+        # A stack: the connections at the bottom are not needed if calls are few.
+        self._free: list[Connection] = []
+        # How many, from the bottom, have not been needed since the last call of prune().
+        self._unneeded = 0
+        self._in_use: dict[Connection, _Use] = {}
         # How many may be in use at the same time, and how many are being opened within that limit.
         self._limit = limit
         self._opening = 0
-        self._line = _Line()
+        self._callers = _WaitingCallers()
         self._probe = _Probe(self)
-        self._ended: DelayqError | None = None
+        # What later callers get once it has been closed.
+        self._closed_by: DelayqError | None = None
         self._round_trip = 0.0
         self.opened: int = 0
         # How often connections broke: the next ones may lead to another server.
@@ -113,28 +120,40 @@ class ConnectionPool:
         _of_this_process.add(self)
 
     @property
-    def lead_to_replica(self) -> bool:
+    def leads_to_replica(self) -> bool:
         """Whether no connection has led to a master yet, but to a replica."""
         return self._opener.found_no_master
 
     @property
     def open(self) -> int:
         """The number of connections that are open now."""
-        return len(self._free) + len(self._probe.aside) + len(self._used)
+        return len(self._free) + len(self._probe.aside) + len(self._in_use)
 
     @property
     def round_trip(self) -> float:
         """The shortest time that an answer took, seconds; 0 before the first."""
         self._round_trip = min(
-            (wire.pulse.round_trip for wire in (*self._free, *self._used)), default=self._round_trip
+            (wire.pulse.round_trip for wire in (*self._free, *self._in_use)),
+            default=self._round_trip,
         )
         return self._round_trip
 
-    def acquire_nowait(self) -> Connection | None:
-        """Return a connection as :meth:`acquire` does if one is free, otherwise None."""
-        if self._ended is not None or len(self._line) or self._line.awake:
+    def acquire_nowait(self, *, has_turn: bool = False) -> Connection | None:
+        """Return a connection as :meth:`acquire` does if one is free, otherwise None.
+
+        The caller goes behind those that wait, unless it ``has_turn``.
+        """
+        callers = self._callers
+        if not has_turn and (self._closed_by is not None or callers.queue or callers.awake):
             return None
-        return self._take_free()
+        while self._free:
+            wire = self._free.pop()
+            self._unneeded = min(self._unneeded, len(self._free))
+            if wire.is_clean:
+                self._in_use[wire] = _Use()
+                return wire
+            wire.close()
+        return None
 
     def acquire_any(self, preferred: Connection | None = None) -> Connection | None:
         """Return an open connection to be released, ``preferred`` if possible, or None."""
@@ -146,17 +165,21 @@ class ConnectionPool:
         ):
             if self.share(preferred):
                 return preferred
-            if self._free.remove(preferred):
-                self._used[preferred] = _Use()
+            if preferred in self._free:
+                self._free.remove(preferred)
+                self._unneeded = min(self._unneeded, len(self._free))
+                self._in_use[preferred] = _Use()
                 return preferred
         if (wire := self.acquire_nowait()) is not None:
             return wire
-        return next((wire for wire in (*self._shareable(), *self._used) if self.share(wire)), None)
+        return next(
+            (wire for wire in (*self._shareable(), *self._in_use) if self.share(wire)), None
+        )
 
     @property
     def bytes_to_send(self) -> int:
         """The number of bytes that wait here for the network to take them."""
-        return sum(wire.bytes_to_send for wire in (*self._used, *self._free))
+        return sum(wire.bytes_to_send for wire in (*self._in_use, *self._free))
 
     async def acquire(self) -> Connection:
         """Return an open connection, to be handed to :meth:`release` or :meth:`abandon`.
@@ -170,81 +193,93 @@ class ConnectionPool:
         ticket: int | None = None
         try:
             while True:
-                self._demand_open()
+                self._require_open()
                 # A connection that only one caller can have goes to the caller that came first.
                 if (
                     ticket is not None
-                    or len(self._line) + self._line.awake < len(self._free) + self._places
+                    or len(self._callers.queue) + self._callers.awake
+                    < len(self._free) + self._unused_limit
                 ):
-                    if (wire := self._take_free()) is not None:
+                    if (wire := self.acquire_nowait(has_turn=True)) is not None:
                         return wire
-                    if self._places:
-                        return await self._opened_in_place()
+                    if self._unused_limit:
+                        self._opening += 1
+                        try:
+                            return await self._open_new()
+                        finally:
+                            self._opening -= 1
                 if (shareable := self._shareable()) and self.share(shareable[0]):
                     return shareable[0]
                 if ticket is None:
-                    ticket = self._line.ticket()
-                await self._line.turn(ticket)
+                    ticket = self._callers.new_ticket()
+                await self._callers.wait(ticket)
         finally:
             # Even if this caller has left or has failed: the next one may fare better.
             self._wake()
 
     @property
-    def _places(self) -> int:
+    def _unused_limit(self) -> int:
         """How many more connections may be opened for calls."""
-        return max(0, self._limit - sum(not use.own for use in self._used.values()) - self._opening)
-
-    async def _opened_in_place(self) -> Connection:
-        self._opening += 1
-        try:
-            return await self._opened_anew()
-        finally:
-            self._opening -= 1
+        return max(
+            0,
+            self._limit
+            - sum(not use.is_dedicated for use in self._in_use.values())
+            - self._opening,
+        )
 
     def _shareable(self) -> list[Connection]:
         """Return the connections that another call may share, the least busy one first."""
         usable = [
             wire
-            for wire, use in self._used.items()
+            for wire, use in self._in_use.items()
             if wire.is_open
             and not (wire.is_blocked or wire.is_abandoned or wire.pulse.is_doubted)
-            and not (use.own or use.outdated)
+            and not (use.is_dedicated or use.is_outdated)
         ]
         # A call behind a large one waits a long time.
         return sorted(usable, key=lambda wire: (wire.bytes_to_send, wire.unanswered))
 
     def _wake(self) -> None:
         """Wake as many callers as may find a connection now: all of them if one can be shared."""
-        line = self._line
-        if not len(line):
+        callers = self._callers
+        if not callers.queue:
             return
-        everybody = self._ended is not None or bool(self._shareable())
-        line.wake(len(line) if everybody else len(self._free) + self._places - line.awake)
+        everybody = self._closed_by is not None or bool(self._shareable())
+        callers.wake(
+            len(callers.queue)
+            if everybody
+            else len(self._free) + self._unused_limit - callers.awake
+        )
 
     def _is_outdated(self, wire: Connection) -> bool:
-        use = self._used.get(wire)
-        return use is not None and use.outdated
+        use = self._in_use.get(wire)
+        return use is not None and use.is_outdated
 
     def share(self, wire: Connection) -> bool:
         """Hold a connection once more, for a call behind the first; return whether that can be."""
-        use = self._used.get(wire)
-        if use is None or use.own or not wire.is_open:
+        use = self._in_use.get(wire)
+        if use is None or use.is_dedicated or not wire.is_open:
             return False
         use.calls += 1
         return True
 
     def release(self, wire: Connection) -> None:
         """Take back a connection, open or not, whose holder awaits no answer on it."""
-        use = self._used.get(wire)
-        if use is not None and use.calls > 1:
+        use = self._in_use.get(wire)
+        if use is None:
+            pass
+        elif use.calls > 1:
             # No other caller may have it to itself yet: the next one might subscribe on it.
             use.calls -= 1
-        elif use is not None and use.outdated:
+        elif use.is_outdated:
             self.close(wire)
-        elif self._used.pop(wire, None) is not None and wire.is_open:
-            self._free.add(wire)
+        else:
+            del self._in_use[wire]
+            if wire.is_open:
+                self._free.append(wire)
         # A connection that was doubted or blocked may be usable again.
-        self._wake()
+        if self._callers.queue:
+            self._wake()
 
     def abandon(self, wire: Connection) -> None:
         """Take back a connection whose holder has left, once the answers in flight have arrived.
@@ -255,58 +290,62 @@ class ConnectionPool:
 
     def disown(self) -> None:
         """Stop using the connections without closing any: they belong to the parent process."""
-        self._ended = Closed("the client belongs to another process")
-        _inherited.extend((*self._free.take_all(), *self._probe.aside, *self._used))
+        self._closed_by = Closed("the client belongs to another process")
+        _inherited.extend((*self._take_all_free(), *self._probe.aside, *self._in_use))
         self._probe.aside.clear()
-        self._used.clear()
+        self._in_use.clear()
 
     def prune(self) -> None:
         """Close the connections that have not been needed since the last call."""
-        for wire in self._free.take_unneeded():
+        unneeded = self._free[: self._unneeded]
+        del self._free[: self._unneeded]
+        self._unneeded = len(self._free)
+        for wire in unneeded:
             self.close(wire)
 
     def renew(self) -> None:
         """Use new connections, to the server that has taken over; calls in flight go on."""
         self.breaks += 1
-        for wire in self._free.take_all():
+        for wire in self._take_all_free():
             wire.close()
         self._probe.discard()
-        for use in self._used.values():
-            use.outdated = True
+        for use in self._in_use.values():
+            use.is_outdated = True
 
     def retire(self, reason: DelayqError) -> None:
         """Close every connection, even in use, and open no more: later callers get the reason."""
-        self._ended = reason
+        self._closed_by = reason
         self._probe.cancel()
-        for wire in (*self._free.take_all(), *self._used):
+        for wire in (*self._take_all_free(), *self._in_use):
             self.close(wire)
         self._probe.discard()
         self._wake()
 
     async def open_own(self, *, anew: bool = False) -> Connection:
         """Return a free or new connection beyond the limit; ``anew``: not a free one."""
-        self._demand_open()
+        self._require_open()
         try:
             async with within(OPEN_TIMEOUT):
-                wire = (None if anew else self._take_free()) or await self._opened_anew()
+                wire = None if anew else self.acquire_nowait(has_turn=True)
+                wire = wire or await self._open_new()
         except TimeoutError as error:
             raise ServerUnavailable(
                 f"{self.label} did not answer within {OPEN_TIMEOUT:g} s"
             ) from error
-        self._used[wire].own = True
+        self._in_use[wire].is_dedicated = True
         return wire
 
     def keep_own(self, wire: Connection) -> None:
         """Offer a connection from :meth:`open_own` to the callers."""
-        if self._ended is not None or self._is_outdated(wire):
+        if self._closed_by is not None or self._is_outdated(wire):
             self.close(wire)
         else:
-            self._used.pop(wire, None)
+            self._in_use.pop(wire, None)
             self.add_free(wire)
 
     def close(self, wire: Connection) -> None:
         """Close a connection from :meth:`open_own`."""
-        self._used.pop(wire, None)
+        self._in_use.pop(wire, None)
         wire.close()
         self._wake()
 
@@ -317,18 +356,17 @@ class ConnectionPool:
         # The sockets are closed in the next iteration of the loop.
         await asyncio.sleep(0)
 
-    def _take_free(self) -> Connection | None:
-        if (wire := self._free.take()) is not None:
-            self._used[wire] = _Use()
-        return wire
+    def _take_all_free(self) -> list[Connection]:
+        free, self._free, self._unneeded = self._free, [], 0
+        return free
 
-    def _demand_open(self) -> None:
-        if self._ended is not None:
-            raise type(self._ended)(*self._ended.args)
+    def _require_open(self) -> None:
+        if self._closed_by is not None:
+            raise type(self._closed_by)(*self._closed_by.args)
 
-    async def _opened_anew(self) -> Connection:
+    async def _open_new(self) -> Connection:
         """Open a fresh connection and mark it as in use."""
-        self._demand_open()
+        self._require_open()
         try:
             wire = await self._opener.open()
             wire.owner = self
@@ -340,29 +378,29 @@ class ConnectionPool:
                 f"{self.label}: cannot connect: {type(error).__name__}"
             ) from error
         try:
-            self._demand_open()
+            self._require_open()
         except DelayqError:
             wire.close()
             raise
-        self._used[wire] = _Use()
+        self._in_use[wire] = _Use()
         self.opened += 1
         return wire
 
     def connection_doubted(self) -> None:
-        if self._ended is None:
-            self._probe.begin(self._free.take_all())
+        if self._closed_by is None:
+            self._probe.begin(self._take_all_free())
 
     def connection_broken(self) -> None:
         self.breaks += 1
 
     def add_free(self, wire: Connection) -> None:
         """Offer a connection that no call uses to the callers."""
-        self._free.add(wire)
+        self._free.append(wire)
         self._wake()
 
-    def in_use(self) -> dict[Connection, bool]:
+    def connections_in_use(self) -> dict[Connection, bool]:
         """Return the connections in use, and whether each is one from :meth:`open_own`."""
-        return {wire: use.own for wire, use in self._used.items()}
+        return {wire: use.is_dedicated for wire, use in self._in_use.items()}
 
 
 class _Probe:
@@ -385,7 +423,7 @@ class _Probe:
         if self._task is None:
             # Never started eagerly: it must not end before it is recorded here.
             self._task = asyncio.Task(self._run(), name="delayq probe")
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._on_end)
 
     def discard(self) -> None:
         """Close the connections that were put aside."""
@@ -430,7 +468,7 @@ class _Probe:
             proven = True
         finally:
             (self._pool.keep_own if proven else self._pool.close)(fresh)
-        in_use = self._pool.in_use()
+        in_use = self._pool.connections_in_use()
         dead = [wire for wire in (*in_use, *self.aside) if self._is_dead(wire, began, now())]
         if not dead:
             return
@@ -439,17 +477,17 @@ class _Probe:
                 f"no answer within {DOUBT_AFTER:g} s, although a new connection was answered at"
                 " once"
             )
-        for wire, own in in_use.items():
+        for wire, is_dedicated in in_use.items():
             # Its silence means nothing, but it is cheap to replace.
-            if own and wire.pulse.moved_at < began:
+            if is_dedicated and wire.pulse.moved_at < began:
                 wire.give_up("other connections to this server were dead")
 
     def _is_dead(self, wire: Connection, began: float, now: float) -> bool:
-        if (since := wire.silent_since()) is None or since > began:
+        if (start := wire.silent_since()) is None or start > began:
             return False
-        return wire in self.aside or now - since >= DOUBT_AFTER
+        return wire in self.aside or now - start >= DOUBT_AFTER
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled():
             # Nothing is proven. A connection that is still in doubt reports again.

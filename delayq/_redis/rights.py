@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import OrderedDict
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from delayq._redis.connection import Connection
     from delayq._redis.scripts import Script
@@ -30,19 +29,19 @@ _CHECK_EVERY = 5.0
 _NOT_PERMITTED = re.compile(r"NOPERM|ACL failure|[Pp]ermission|The user executing the script can't")
 
 # Not an id, name, token or record: those are text, or longer.
-_NOTHING = r"'\255'"
+_ABSENT = r"'\255'"
 # The arguments after the key, in a form that changes nothing. Some are wrong on purpose, because
 # rights are checked first. A key of another type does no harm either.
 _READS: dict[str, str] = {
     "EXISTS": "",
     "GET": "",
     "HGETALL": "",
-    "HEXISTS": _NOTHING,
-    "HGET": _NOTHING,
+    "HEXISTS": _ABSENT,
+    "HGET": _ABSENT,
     "HLEN": "",
-    "HMGET": _NOTHING,
+    "HMGET": _ABSENT,
     "HSCAN": "'wrong'",
-    "HSTRLEN": _NOTHING,
+    "HSTRLEN": _ABSENT,
     "LINDEX": "'wrong'",
     "LLEN": "",
     "LRANGE": "1, 0",
@@ -50,16 +49,16 @@ _READS: dict[str, str] = {
     "ZCARD": "",
     "ZCOUNT": "1, 0",
     "ZLEXCOUNT": "'(', '('",
-    "ZMSCORE": _NOTHING,
+    "ZMSCORE": _ABSENT,
     "ZRANDMEMBER": "0",
     "ZRANGE": "1, 0",
     "ZRANGEBYLEX": "'(', '('",
     "ZRANGEBYSCORE": "1, 0",
     "ZREVRANGEBYLEX": "'(', '('",
-    "ZSCORE": _NOTHING,
+    "ZSCORE": _ABSENT,
 }
 _WRITES: dict[str, str] = {
-    "HDEL": _NOTHING,
+    "HDEL": _ABSENT,
     "HINCRBY": "'', 'wrong'",
     "HSET": "'a', 'value', 'missing'",
     "LPOP": "0",
@@ -70,8 +69,8 @@ _WRITES: dict[str, str] = {
     "RENAME": "KEYS[1]",
     "RPOP": "0",
     "SET": "'', 'wrong'",
-    "ZADD": f"'XX', 0, {_NOTHING}",
-    "ZREM": _NOTHING,
+    "ZADD": f"'XX', 0, {_ABSENT}",
+    "ZREM": _ABSENT,
     "ZREMRANGEBYLEX": "'(', '('",
     "ZREMRANGEBYRANK": "1, 0",
 }
@@ -79,20 +78,20 @@ _WRITES: dict[str, str] = {
 # element and removes it again, which it tries only for a user who may do both.
 _PUSHES = {"LPUSH": 1, "RPUSH": -1}
 _PUSH = """if redis.acl_check_cmd then
-    if not redis.acl_check_cmd('{command}', KEYS[1], {nothing}) then
+    if not redis.acl_check_cmd('{command}', KEYS[1], {absent}) then
       refused = refused or redis.error_reply("NOPERM no permission to run '{command}' on this key")
     end
   elseif permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
-    local pushed = redis.pcall('{command}', KEYS[1], {nothing})
+    local pushed = redis.pcall('{command}', KEYS[1], {absent})
     try(pushed)
-    if type(pushed) == 'number' then redis.pcall('LREM', KEYS[1], {end_}, {nothing}) end
+    if type(pushed) == 'number' then redis.pcall('LREM', KEYS[1], {end_}, {absent}) end
   end"""
 # Not tried. A script publishes before its first write, or only as a hint, and can do without the
 # number of subscribers; and it deletes by one command, which is its only write.
 _UNTRIED = {"PUBLISH", "PUBSUB", "UNLINK", "DEL"}
 
 # A full server refuses a script only before its first write, so there nothing is tried.
-_FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_NOTHING})"
+_FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_ABSENT})"
 _CHECK = """do
   local function says(answer, what)
     return type(answer) == 'table' and string.find(tostring(answer.err), what)
@@ -109,6 +108,19 @@ _CHECK = """do
   if refused then return refused end
 end
 """
+
+# Commands whose first argument is not a key, with arguments that work.
+_WITHOUT_KEY: dict[str, tuple[str, ...]] = {
+    "eval": ("return 1", "0"),
+    "evalsha": ("0" * 40, "0"),
+    "ping": (),
+    "time": (),
+    "asking": (),
+    "role": (),
+    "select": ("0",),
+    "unsubscribe": (),
+}
+_WITH_CHANNEL = ("subscribe", "publish")
 
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
 
@@ -127,7 +139,7 @@ def commands(script: Script) -> frozenset[str]:
 
 
 @cache
-def tried(script: Script) -> frozenset[str]:
+def commands_tried(script: Script) -> frozenset[str]:
     """Return the commands that the checked form tries: none for a script without several writes."""
     of_its_own = commands(script)
     if not of_its_own & (_WRITES.keys() | _PUSHES.keys()):
@@ -138,7 +150,7 @@ def tried(script: Script) -> frozenset[str]:
 
 def _line(command: str) -> str:
     if command in _PUSHES:
-        return _PUSH.format(command=command, end_=_PUSHES[command], nothing=_NOTHING)
+        return _PUSH.format(command=command, end_=_PUSHES[command], absent=_ABSENT)
     if command == "TIME":
         return "try(redis.pcall('TIME'))"
     arguments = _READS[command] if command in _READS else _WRITES[command]
@@ -148,10 +160,10 @@ def _line(command: str) -> str:
 @cache
 def checked(script: Script) -> Form | None:
     """Return the script preceded by the check of its rights, or None if it needs no check."""
-    if not tried(script):
+    if not commands_tried(script):
         return None
-    full = _FULL if "ZADD" in tried(script) else "nil"
-    text = _CHECK % (full, "\n  ".join(map(_line, sorted(tried(script))))) + script.text
+    full = _FULL if "ZADD" in commands_tried(script) else "nil"
+    text = _CHECK % (full, "\n  ".join(map(_line, sorted(commands_tried(script))))) + script.text
     return Form(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text)
 
 
@@ -160,33 +172,66 @@ def is_refusal(error: str) -> bool:
     return _NOT_PERMITTED.search(error) is not None
 
 
+async def missing_rights(
+    run: Callable[..., Awaitable[Any]],
+    user: str,
+    commands: Sequence[str],
+    key: str,
+    channel: str,
+) -> AsyncIterator[str]:
+    """Yield the rights that a user lacks to run commands on a key or a channel, as ACL rules.
+
+    ``run`` is :meth:`RedisClient.command <delayq._redis.client.RedisClient.command>`.
+    """
+    infos = await run("COMMAND", "INFO", *commands, key=key)
+    for command, info in zip(commands, infos, strict=True):
+        if not info:
+            continue
+        if command in _WITHOUT_KEY:
+            arguments = list(_WITHOUT_KEY[command])
+        else:
+            arguments = [channel if command in _WITH_CHANNEL else key]
+            arguments += ["1"] * (abs(int(info[1])) - 2)
+        answer = await run("ACL", "DRYRUN", user, command, *arguments, key=key)
+        if answer != b"OK":
+            yield (
+                f"+{command}"
+                if b"command" in answer
+                else f"~{key}"
+                if b"key" in answer
+                else f"&{channel}"
+            )
+
+
 class Rights:
-    """Remembers for which scripts and queues the user of a connection lately had all rights."""
+    """Remembers for which scripts and queues the user of a connection lately had all rights.
+
+    What it knows is in :attr:`Connection.permits`, where a call finds it at once.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        # Until when each check counts, the oldest first.
-        self._seen: WeakKeyDictionary[Connection, OrderedDict[tuple[str, str], float]] = (
-            WeakKeyDictionary()
-        )
+        self._checked_connections: WeakSet[Connection] = WeakSet()
 
     def form(self, wire: Connection, script: Script, key: str) -> Form | Script:
         """Return the form in which to send a call with this first key over this connection."""
-        seen = self._seen.get(wire)
-        is_known = seen is not None and seen.get((script.name, key), 0.0) > self._now()
+        is_known = wire.permits.get((script.name, key), 0.0) > self._now()
         return script if is_known else checked(script) or script
 
     def permitted(self, wire: Connection, script: Script, key: str, form: Form | Script) -> None:
         """Record that a call in this form was carried out."""
         if form is script:
             return
-        seen, now = self._seen.setdefault(wire, OrderedDict()), self._now()
-        seen[script.name, key] = now + _CHECK_EVERY
-        seen.move_to_end((script.name, key))
+        permits, now = wire.permits, self._now()
+        permits[script.name, key] = now + _CHECK_EVERY
+        permits.move_to_end((script.name, key))
         # A client may use many queues, one after the other.
-        while next(iter(seen.values())) <= now:
-            seen.popitem(last=False)
+        while next(iter(permits.values())) <= now:
+            permits.popitem(last=False)
+        self._checked_connections.add(wire)
 
     def forget(self) -> None:
         """Forget all checks, because a right is missing."""
-        self._seen.clear()
+        for wire in self._checked_connections:
+            wire.permits.clear()
+        self._checked_connections.clear()

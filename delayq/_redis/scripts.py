@@ -84,8 +84,8 @@ class Script:
     def text(self) -> str:
         """The script as the server gets it, with local names and includes."""
         text = without_unused_functions(self._with_includes(self._body))
-        used = names_in(text)
-        local = {name: value for name, value in self.variables.items() if name in used}
+        names = names_in(text)
+        local = {name: value for name, value in self.variables.items() if name in names}
         return f"local {', '.join(local)} = {', '.join(local.values())}\n{text}"
 
     @cached_property
@@ -112,21 +112,21 @@ class Script:
 
     def _include(self, name: str) -> str:
         """Read an include from beside the script, or from those that all scripts share."""
-        own = _lua(f"{self._folder}/include/{name}.lua")
-        return (own if own.is_file() else _lua(f"include/{name}.lua")).read_text("utf-8")
+        beside = _lua(f"{self._folder}/include/{name}.lua")
+        return (beside if beside.is_file() else _lua(f"include/{name}.lua")).read_text("utf-8")
 
     def _fact(self, title: str) -> str:
-        found = re.search(rf"^-- {title}: (.+)$", self.head, re.MULTILINE)
-        return found[1] if found else ""
+        line = re.search(rf"^-- {title}: (.+)$", self.head, re.MULTILINE)
+        return line[1] if line else ""
 
 
 class Request(NamedTuple):
-    """A call to a script, to retry ``until`` a time on the event loop's clock, or as others are."""
+    """A call to a script, to retry up to a deadline on the event loop's clock, or as others are."""
 
     script: Script
     keys: Sequence[str]
     args: Sequence[str | bytes | int]
-    until: float | None = None
+    deadline: float | None = None
 
     def __repr__(self) -> str:
         return f"<Request {self.script.name}, {len(self.args)} arguments>"
@@ -151,17 +151,17 @@ def names_in(text: str) -> set[str]:
 
 def without_unused_functions(text: str) -> str:
     """Return a Lua text without the functions of its top level that it never calls."""
-    kept: list[str] = []
-    used: set[str] = set()
+    parts: list[str] = []
+    names: set[str] = set()
     # From the end, because a function is known only to the text that follows it.
     for function in reversed([*_FUNCTION.finditer(text)]):
-        text, rest = text[: function.start()], text[function.end() :]
-        kept.append(rest)
-        used |= names_in(rest)
-        if function[1] in used:
-            kept.append(function[0])
-            used |= names_in(function[0])
-    return text + "".join(reversed(kept))
+        text, tail = text[: function.start()], text[function.end() :]
+        parts.append(tail)
+        names |= names_in(tail)
+        if function[1] in names:
+            parts.append(function[0])
+            names |= names_in(function[0])
+    return text + "".join(reversed(parts))
 
 
 def _lua(path: str) -> Traversable:

@@ -33,7 +33,7 @@ _SAME_AS = {"valkey": "redis", "valkeys": "rediss", "valkey+unix": "unix"}
 _SCHEMES = ("redis", "rediss", "unix", *_SAME_AS)
 
 # Addresses of several servers: the part before the plus says how to reach each of them.
-_MANY = tuple(
+_MULTI_SERVER_SCHEMES = tuple(
     f"{name}+{kind}"
     for kind in ("sentinel", "cluster")
     for name in ("redis", "rediss", "valkey", "valkeys")
@@ -165,7 +165,7 @@ def from_url(url: str) -> AnyAddress:
             no secrets.
     """
     scheme, colon, rest = url.partition(":")
-    if colon and scheme in _MANY:
+    if colon and scheme in _MULTI_SERVER_SCHEMES:
         return _of_many(url, scheme, rest)
     if not colon or scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in (*_SCHEMES, "redis+sentinel", "redis+cluster"))
@@ -344,9 +344,19 @@ def _redacted(url: str) -> str:
         return url if _SERVER.fullmatch(url) else "***"
     before, _, options = rest.partition("?")
     user, at, place = before.rpartition("@")
-    shown = _SERVERS if scheme in _MANY else _SOCKET if scheme.endswith("unix") else _SERVER
+    shown = (
+        _SERVERS
+        if scheme in _MULTI_SERVER_SCHEMES
+        else _SOCKET
+        if scheme.endswith("unix")
+        else _SERVER
+    )
     # If a password contains a question mark, the host is taken for an option.
-    if "@" in options or not shown.fullmatch(place) or scheme not in (*_SCHEMES, *_MANY):
+    if (
+        "@" in options
+        or not shown.fullmatch(place)
+        or scheme not in (*_SCHEMES, *_MULTI_SERVER_SCHEMES)
+    ):
         return _scheme_of(url)
     return f"{scheme}://{'***@' if user or at else ''}{place}"
 
@@ -358,4 +368,4 @@ def _invalid(url: str, reason: str) -> ConfigurationError:
 def _scheme_of(url: str) -> str:
     """Return all of an unreadable address that may be shown: the rest may be a password's."""
     scheme = url.partition("://")[0]
-    return f"{scheme}://***" if scheme in (*_SCHEMES, *_MANY) else "***"
+    return f"{scheme}://***" if scheme in (*_SCHEMES, *_MULTI_SERVER_SCHEMES) else "***"

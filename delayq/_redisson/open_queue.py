@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.client import RedisClient
-    from delayq._redis.durability import WaitingServer
-    from delayq._redis.hand_back import LastCalls
+    from delayq._redis.pipeline import WaitingServer
+    from delayq._redis.return_calls import ShutdownCalls
     from delayq._redis.scripts import Request
     from delayq._redisson.keys import DelayedKeys
     from delayq._redisson.records import Offer, Stored
@@ -119,7 +119,7 @@ class OpenDelayedQueue:
         )
         return ready + due
 
-    def close(self, last: LastCalls) -> None:
+    def close(self, last: ShutdownCalls) -> None:
         self.transfer.close(last)
 
     async def aclose(self, grace: float) -> None:

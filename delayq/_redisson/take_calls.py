@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._logging import about
-from delayq._redis.hand_back import HandBack, PendingHandBacks, spare_fence
 from delayq._redis.retry import retry_delay
+from delayq._redis.return_calls import ReturnCall, ReturnRetrier, spare_fence
 from delayq._redisson.store import BATCH
 from delayq.errors import (
     Closed,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import EngineContext
     from delayq._redis.client import Confirmation
-    from delayq._redis.hand_back import LastCalls
+    from delayq._redis.return_calls import ShutdownCalls
     from delayq._redisson.leases import Lease
     from delayq._redisson.store import DelayedStore, Transferred
 
@@ -75,7 +75,7 @@ class TakeCalls:
         self._services = services
         # Calls whose messages have not reached a caller: those in flight, with the call that gives
         # their messages back once the queue is closed, and those whose answer was lost.
-        self._in_flight: dict[TakeCall, HandBack | None] = {}
+        self._in_flight: dict[TakeCall, ReturnCall | None] = {}
         self._lost_calls: dict[TakeCall, None] = {}
         # And those that have arrived while their caller waits for more.
         self._arrived: dict[TakeCall, None] = {}
@@ -83,11 +83,11 @@ class TakeCalls:
         # Tokens of answers that have arrived, until the server has acknowledged their confirmation.
         self._unconfirmed: dict[str, None] = {}
         self._confirmations = _Confirmations(store.path, services.clock.local)
-        self._retrier = PendingHandBacks(store.keys.name, services.server, services.background)
+        self._retrier = ReturnRetrier(store.keys.name, services.server, services.background)
         # All have one length, for ACL patterns. When a number recurs, its traces are long gone.
         token = secrets.token_hex(6)
         self._names = (f"{token}-{number % 10**8:08}" for number in itertools.count())
-        self._shutdown: LastCalls | None = None
+        self._shutdown: ShutdownCalls | None = None
 
     def new_call(self) -> str:
         """Return a name for the next call to the queue, or for one that gives messages back."""
@@ -235,9 +235,9 @@ class TakeCalls:
                 "the server did not answer, and may redeliver messages that were already taken",
             )
 
-    def _confirming(self, tokens: Sequence[str]) -> list[HandBack]:
+    def _confirming(self, tokens: Sequence[str]) -> list[ReturnCall]:
         return [
-            HandBack(self._store.ack_request(tokens[at : at + BATCH]))
+            ReturnCall(self._store.ack_request(tokens[at : at + BATCH]))
             for at in range(0, len(tokens), BATCH)
         ]
 
@@ -270,19 +270,21 @@ class TakeCalls:
         finally:
             self._recovering = None
 
-    def return_by_name(self, call: TakeCall) -> HandBack:
+    def return_by_name(self, call: TakeCall) -> ReturnCall:
         """Return the call that takes back all that another call has handed out, or still would."""
         fence = self._fence(call.name)
-        return HandBack(
+        return ReturnCall(
             self._store.give_back_request(fence, _FENCE_US, call.name, call.lease_count, ())
         )
 
-    def return_payloads(self, payloads: Sequence[bytes]) -> HandBack:
+    def return_payloads(self, payloads: Sequence[bytes]) -> ReturnCall:
         """Return the call that puts payloads of ours back at the head of the ready list."""
         self._confirmations.forget()
         call = self.new_call()
         fence = self._fence(call)
-        return HandBack(self._store.give_back_request(fence, _REPEAT_US, call, 0, payloads), fence)
+        return ReturnCall(
+            self._store.give_back_request(fence, _REPEAT_US, call, 0, payloads), fence
+        )
 
     def _fence(self, call: str) -> str:
         return self._store.keys.fence(call.partition(":")[0])
@@ -292,7 +294,7 @@ class TakeCalls:
         self._confirmations.forget()
         fence = self._fence(self.new_call())
         token = "" if lease is None else lease.token
-        aside = HandBack(self._store.set_aside_request(fence, _REPEAT_US, token, payload), fence)
+        aside = ReturnCall(self._store.set_aside_request(fence, _REPEAT_US, token, payload), fence)
         self._retrier.send(
             aside,
             _REPEAT_US / 1_000_000,
@@ -306,7 +308,7 @@ class TakeCalls:
         reason = error.reason if isinstance(error, DecodeError) else error
         _log.warning(text, name, reason, extra=about(name))
 
-    def close(self, shutdown: LastCalls) -> None:
+    def close(self, shutdown: ShutdownCalls) -> None:
         """Make no more calls, and write those that give back messages that have not arrived."""
         self._shutdown = shutdown
         # The messages in hand here were handed out before these, so they go back after them.

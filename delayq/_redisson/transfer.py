@@ -14,7 +14,7 @@ from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import CallOutcome, due_us
 from delayq._logging import about
-from delayq._redis.hand_back import HandBack
+from delayq._redis.return_calls import ReturnCall
 from delayq._redisson.leases import Lease, Leases
 from delayq._redisson.ready_watch import ReadyWatch
 from delayq._redisson.store import BATCH
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import Channels, EngineContext
     from delayq._engine.store import NextDue
-    from delayq._redis.hand_back import LastCalls
+    from delayq._redis.return_calls import ShutdownCalls
     from delayq._redisson.store import DelayedStore, Transferred
 
 _log = logging.getLogger("delayq")
@@ -199,10 +199,10 @@ class TransferTask:
         name = self._store.keys.name
         _log.warning(f"queue %r: {text}", name, *args, extra=about(name))
 
-    def _release(self, leases: Sequence[Lease]) -> HandBack:
-        return HandBack(self._store.release_request([lease.token for lease in leases]))
+    def _release(self, leases: Sequence[Lease]) -> ReturnCall:
+        return ReturnCall(self._store.release_request([lease.token for lease in leases]))
 
-    def close(self, last: LastCalls) -> None:
+    def close(self, last: ShutdownCalls) -> None:
         """Make no more calls, and write those that give back all undelivered messages."""
         self.wakeups.close()
         self._watch.close()
@@ -225,7 +225,7 @@ class TransferTask:
             self._watch.idle()
 
     def _new_source(
-        self, hand_back: Callable[[Sequence[Any]], HandBack], size: Callable[[Any], int]
+        self, hand_back: Callable[[Sequence[Any]], ReturnCall], size: Callable[[Any], int]
     ) -> ClaimSource[Any]:
         dispatcher: Dispatcher[Any] = Dispatcher(
             self._services, on_join=self._ask, on_last_left=self._unwanted

@@ -14,7 +14,7 @@ from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import CallOutcome, due_us
 from delayq._logging import about
 from delayq._redis.error_reader import SettingsChanged
-from delayq._redis.hand_back import HandBack
+from delayq._redis.return_calls import ReturnCall
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -292,8 +292,8 @@ class Claims:
         if is_ours:
             claim.ends_us = now_us + lease_us
 
-    def _releasing(self, claims: Sequence[Claim]) -> HandBack:
-        return HandBack(self._store.release_request(claims))
+    def _releasing(self, claims: Sequence[Claim]) -> ReturnCall:
+        return ReturnCall(self._store.release_request(claims))
 
     async def _recover(self) -> None:
         """Give back what the last call claimed, if its answer was lost.

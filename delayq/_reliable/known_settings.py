@@ -484,7 +484,7 @@ class Declaration:
                     if wait == 0:
                         raise
                     tries += 1
-                    pause = retry_delay(tries, most=self._retry_most)
+                    pause = retry_delay(tries, longest=self._retry_most)
                     await asyncio.wait({self._closing}, timeout=pause)
                     self._check_open()
         return wait if deadline is None else max(deadline - loop.time(), 0.001)

@@ -113,7 +113,7 @@ class MessageNotifications:
                 outcome, failures = await read(id, remember_us), 0
             except (ServerUnavailable, OutcomeUnknown):
                 failures += 1
-                pause: float | None = retry_delay(failures, most=services.retry_most)
+                pause: float | None = retry_delay(failures, longest=services.retry_most)
             else:
                 if not outcome.is_pending:
                     # If the message was alive later than that, it is the end of an earlier one.

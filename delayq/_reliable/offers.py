@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from delayq._engine.context import Counters, EngineContext
     from delayq._engine.durability import Results, Unconfirmed
     from delayq._redis.client import RedisClient
-    from delayq._redis.durability import Durability, WaitingServer
+    from delayq._redis.durability import Durability
+    from delayq._redis.pipeline import WaitingServer
     from delayq._reliable.bodies import NewMessage
     from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.store import ReliableStore
@@ -485,7 +486,10 @@ class PartitionOffers:
         call, errors = request.keys[-1], self._store.client.errors
         if lost is not None:
             self._uncertain_calls.add(call)
-            if request.until is not None and asyncio.get_running_loop().time() >= request.until:
+            if (
+                request.deadline is not None
+                and asyncio.get_running_loop().time() >= request.deadline
+            ):
                 raise lost
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
@@ -496,7 +500,7 @@ class PartitionOffers:
                     break
                 try:
                     repetition = self.request(call, number, messages)
-                    return await server.run(*repetition._replace(until=request.until))
+                    return await server.run(*repetition._replace(deadline=request.deadline))
                 except SettingsChanged:
                     await self._settings.after_refusal(self._index)
             return await server.run(*request)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from delayq._engine.caller_queue import Numbered
     from delayq._engine.context import EngineContext
     from delayq._engine.scheduler import Scheduler
-    from delayq._redis.hand_back import LastCalls
+    from delayq._redis.return_calls import ShutdownCalls
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy, Settings, StoredSettings
@@ -427,7 +427,7 @@ class OpenReliableQueue:
         claims = (claim for partition in self.partitions for claim in partition.oldest(limit))
         return heapq.nsmallest(limit, claims, key=lambda claim: claim.begun_at)
 
-    def close(self, last: LastCalls) -> None:
+    def close(self, last: ShutdownCalls) -> None:
         """Start nothing new, and end every waiting call, when the first partition is closed."""
         if not self.closed:
             self.closed = True

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
-    from delayq._redis.hand_back import LastCalls
+    from delayq._redis.return_calls import ShutdownCalls
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.notifications import MessageNotifications
@@ -56,7 +56,7 @@ class PartitionOwner(Protocol):
         """Look for messages in these partitions again, because limits may let more run."""
         ...
 
-    def close(self, last: LastCalls) -> None:
+    def close(self, last: ShutdownCalls) -> None:
         """Start nothing new in any partition."""
         ...
 
@@ -252,7 +252,7 @@ class Partition:
             free_slots=sum(free() for free in counters.free_slots),
         )
 
-    def close(self, last: LastCalls) -> None:
+    def close(self, last: ShutdownCalls) -> None:
         self.queue.close(last)
         for keeper in self._keepers.values():
             keeper.close()

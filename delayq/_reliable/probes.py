@@ -61,7 +61,7 @@ class Probes:
 
     def _server_of(self, partition: Partition) -> object:
         try:
-            return self._services.nodes.of(partition.keys.wake)
+            return self._services.nodes.pool_of(partition.keys.wake)
         except ServerError:
             return partition
 

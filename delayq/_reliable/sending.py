@@ -214,7 +214,7 @@ class Sender:
             positions = self._positions_to_repeat(messages, outcomes, failed)
             if not positions and self._waits_for_room and _FULL in outcomes:
                 tries += 1
-                await asyncio.sleep(retry_delay(tries, most=1.0))
+                await asyncio.sleep(retry_delay(tries, longest=1.0))
                 positions = [at for at, outcome in enumerate(outcomes) if outcome == _FULL]
             if positions:
                 await self._send_some(messages, positions, durability, outcomes, failed)

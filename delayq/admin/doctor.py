@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from delayq._redis import server_info
+from delayq._redis.rights import missing_rights
 from delayq._redis.slots import SLOTS
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.groups import to_group
@@ -106,7 +106,7 @@ async def diagnose(
 
 async def _servers(client: Client) -> AsyncIterator[Finding]:
     try:
-        infos = await server_info.servers(client.session.server)
+        infos = await client.session.server.info()
     except ServerRefused:
         infos = [{}]
     for info in infos:
@@ -193,7 +193,7 @@ def _memory(info: Mapping[str, str]) -> Finding:
 async def _cluster(client: Client) -> Finding | None:
     server, spread = client.session.server, client.session.nodes.spread
     try:
-        info = await server_info.cluster(server)
+        info = await server.cluster_info()
     except ServerRefused as error:
         # A single server that is not in a cluster replies with an error.
         text = f"this user may not run CLUSTER INFO: {error}"
@@ -247,7 +247,7 @@ async def _rights(
 ) -> AsyncIterator[Finding]:
     server = client.session.server
     try:
-        user = await server_info.user(server)
+        user = await server.user()
     except ServerRefused:
         user = "?"
     fulfilled: list[str] = []
@@ -310,7 +310,7 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
     commands = [
         rule[1:] for rule in _rules(role, queue) if rule.startswith("+") and "|" not in rule
     ]
-    async for right in server_info.missing_rights(server, user, commands, key, channel):
+    async for right in missing_rights(server.command, user, commands, key, channel):
         yield right
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
-from delayq._redis import server_info
 from delayq.errors import ConfigurationError, DelayqError
 from delayq.worker._batches import BatchHandling
 from delayq.worker._handling import Handling, TaskHandling
@@ -225,7 +224,7 @@ async def watch_evictions(client: Client, ports: Sequence[WorkerPort]) -> None:
 
 async def _server_infos(client: Client) -> list[dict[str, str]]:
     with suppress(DelayqError):
-        return await server_info.servers(client.session.server)
+        return await client.session.server.info()
     return []
 
 

@@ -17,7 +17,7 @@ from redis.asyncio import RedisCluster
 
 import delayq
 from delayq import Offer
-from delayq._redis.cluster import Cluster, read_place, read_slots
+from delayq._redis.topology import Cluster, read_host_port, read_slots
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.catalog import list_queues
 from tests.conftest import FOUND
@@ -60,10 +60,10 @@ class TestReading:
             assert read_slots([[0, 9, name]], ("asked", 5)) == {(host, 7): [range(10)]}, name
 
     def test_a_redirection_names_a_place(self) -> None:
-        assert read_place("10.0.0.1:7000", ("asked", 5)) == ("10.0.0.1", 7000)
-        assert read_place("::1:7000", ("asked", 5)) == ("::1", 7000)
-        assert read_place(":7000", ("asked", 5)) == ("asked", 7000)
-        assert read_place("?:7000", ("asked", 5)) is None
+        assert read_host_port("10.0.0.1:7000", ("asked", 5)) == ("10.0.0.1", 7000)
+        assert read_host_port("::1:7000", ("asked", 5)) == ("::1", 7000)
+        assert read_host_port(":7000", ("asked", 5)) == ("asked", 7000)
+        assert read_host_port("?:7000", ("asked", 5)) is None
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ async def test_names_that_servers_were_not_told_are_no_obstacle(cluster: TestClu
                 # A call for another key may have followed a redirect, after which no master is
                 # certain.
                 await nodes.refresh()
-                nodes._owners = [nodes.all()[0]] * len(nodes._owners)
+                nodes._owners = [nodes.masters()[0]] * len(nodes._owners)
                 await client.reliable_queue(name).offer(2)
     finally:
         for node in cluster.nodes:
@@ -396,7 +396,7 @@ async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
         *seen, hidden = names(cluster, "jobs")
         with cluster.nodes[2].paused():
             # Its connections are unusable, and new ones cannot be established.
-            for wire in list(client.session.nodes.all()[2]._free):
+            for wire in list(client.session.nodes.masters()[2]._free):
                 wire.close()
             found = {queue.name for queue in await list_queues(client)}
         assert set(seen) <= found

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
+from delayq._redis.connection import Connection
 from delayq._redis.pool import ConnectionPool
-from delayq._redis.rights import Rights
 from tests.support.links import Links
 from tests.support.servers import one_server
 from tests.support.waiting import until
@@ -318,8 +318,8 @@ async def test_calls_that_cannot_be_made_keep_no_connection(
         jobs = client.reliable_queue("jobs")
         await jobs.offer(0, 60)
         with monkeypatch.context() as broken:
-            # As if no more files could be opened, when the script is read.
-            broken.setattr(Rights, "form", lambda *_: 1 / 0)
+            # As if an argument could not be packed.
+            broken.setattr(Connection, "call", lambda *_: 1 / 0)
             for n in range(8):
                 with pytest.raises(ZeroDivisionError):
                     await jobs.offer(n, 60)

@@ -48,11 +48,11 @@ async def test_a_promise_is_known_or_refused(client: Client) -> None:
 
 
 def test_it_is_kept_by_enough_and_broken_by_less_or_by_an_error() -> None:
-    assert [Durability(2).broken(2), Durability(2).broken(3)] == ["", ""]
-    assert Durability(0).broken([1, 0]) == ""
-    assert "1 of 2" in Durability(2).broken(1)
-    assert "not on disk" in Durability(0).broken([0, 0])
-    assert "lost" in Durability(2).broken(ConnectionError("lost"))
+    assert [Durability(2).failure(2), Durability(2).failure(3)] == ["", ""]
+    assert Durability(0).failure([1, 0]) == ""
+    assert "1 of 2" in Durability(2).failure(1)
+    assert "not on disk" in Durability(0).failure([0, 0])
+    assert "lost" in Durability(2).failure(ConnectionError("lost"))
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
             lost += 1
             # As after a broken connection: on a new one, nothing has been written yet that could be
             # waited for.
-            server.topology.of(None).renew()
+            server.topology.pool_of(None).renew()
             raise OutcomeUnknown("planned")
         return answer
 

@@ -571,7 +571,7 @@ class TestAClient:
     ) -> None:
         free = [50_000_000]
         monkeypatch.setattr(
-            "delayq._redis.disk.os.statvfs",
+            "delayq._redis.durability.os.statvfs",
             lambda _: SimpleNamespace(f_bavail=free[0], f_frsize=1, f_blocks=100_000_000),
         )
         async with delayq.connect(f"embedded:{place}", retry_for=0) as client:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._redis import hand_back
+from delayq._redis import return_calls
 from delayq._redis.client import RedisClient
-from delayq._redis.hand_back import HandBack
+from delayq._redis.return_calls import ReturnCall
 from delayq._redis.rights import Rights
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import pack
@@ -43,10 +43,14 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
-        attempt, run_soon, send_one = RedisClient._attempt, RedisClient.run_soon, hand_back.send_one
+        attempt, run_soon, send_one = (
+            RedisClient._attempt,
+            RedisClient.run_soon,
+            return_calls.send_one,
+        )
 
         def faulty_back(
-            client: RedisClient, connection: Connection, pool: ConnectionPool, call: HandBack
+            client: RedisClient, connection: Connection, pool: ConnectionPool, call: ReturnCall
         ) -> asyncio.Future[None]:
             name = call.request.script.name
             self.calls.append(name)
@@ -55,9 +59,9 @@ class Faults:
                 return send_one(client, connection, pool, call)
             if fault == "lost":
                 # The call is carried out, but its reply never arrives.
-                send_one(client, connection, pool, HandBack(call.request))
+                send_one(client, connection, pool, ReturnCall(call.request))
             call.tries += 1
-            call.note(
+            call.record(
                 OutcomeUnknown("planned") if fault == "lost" else ServerUnavailable("planned")
             )
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -76,8 +80,8 @@ class Faults:
             fault = self.plan(script.name, self.calls.count(script.name))
             if fault == "unsent":
                 asyncio.get_running_loop().call_soon(on_reply, ServerUnavailable("planned"))
-                pool = server.topology.of(None)
-                return beside or next(iter((*pool._free, *pool._used)))
+                pool = server.topology.pool_of(None)
+                return beside or next(iter((*pool._free, *pool._in_use)))
             # If the call was not carried out, its reply is not lost: the server did not know the
             # script.
             lost: Callable[[Any], object] = lambda answer: on_reply(
@@ -111,7 +115,7 @@ class Faults:
         monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
         monkeypatch.setattr(RedisClient, "_attempt", faulty)
         monkeypatch.setattr(RedisClient, "run_soon", faulty_soon)
-        monkeypatch.setattr(hand_back, "send_one", faulty_back)
+        monkeypatch.setattr(return_calls, "send_one", faulty_back)
 
     def fail(self, script: Script, fault: str, *, after: int = 0, times: float = math.inf) -> None:
         """Let the next calls of a script fail, after some that do not, and ``times`` of them."""

@@ -9,9 +9,9 @@ import pytest
 
 import delayq
 from delayq._engine.dispatcher import ClaimSource
-from delayq._redis import hand_back
+from delayq._redis import return_calls
 from delayq._redis.client import RedisClient
-from delayq._redis.hand_back import HandBack, LastCalls
+from delayq._redis.return_calls import ReturnCall, ShutdownCalls
 from delayq._redisson.store import GIVE_BACK
 from delayq.codecs import StringCodec
 from tests.support.links import Links
@@ -66,7 +66,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     client, queue = await opened(own_server.url, 20)
     scheduler = client.session.scheduler
     end = ClaimSource.end
-    written: list[HandBack] = []
+    written: list[ReturnCall] = []
     ending: list[Any] = []
 
     def end_and_close(self: ClaimSource[Any], items: Any, **found: Any) -> None:
@@ -74,14 +74,14 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
         if items and not ending:
             ending.append(scheduler.close(scheduler.queues)())
 
-    send = LastCalls.send
+    send = ShutdownCalls.send
 
-    def note(self: LastCalls, name: str, calls: Iterable[HandBack]) -> None:
+    def note(self: ShutdownCalls, name: str, calls: Iterable[ReturnCall]) -> None:
         written.extend(calls := list(calls))
         send(self, name, calls)
 
     monkeypatch.setattr(ClaimSource, "end", end_and_close)
-    monkeypatch.setattr(LastCalls, "send", note)
+    monkeypatch.setattr(ShutdownCalls, "send", note)
     drains = [asyncio.create_task(queue.drain(10)) for _ in range(2)]
     for drain in drains:
         with pytest.raises(delayq.Closed):
@@ -181,7 +181,7 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve_and_give
 ) -> None:
     client, queue = await opened(own_server.url)
     _loop, _ = await fetch_ahead(queue)
-    send_anew = hand_back.send_anew
+    send_anew = return_calls.send_anew
     tries: list[Any] = []
     looks: list[RedisClient] = []
 
@@ -194,9 +194,9 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve_and_give
         tries.append(calls)
         return send_anew(server, calls)
 
-    monkeypatch.setattr(hand_back, "send_anew", send)
+    monkeypatch.setattr(return_calls, "send_anew", send)
     monkeypatch.setattr(RedisClient, "bytes_to_send", property(look))
-    monkeypatch.setattr(hand_back, "_MOST", 1.0)
+    monkeypatch.setattr(return_calls, "_LONGEST_EXTENSION", 1.0)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     await asyncio.wait_for(client.aclose(), 60)
     assert 1 <= len(tries) < 100

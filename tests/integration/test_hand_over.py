@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis import hand_back
+from delayq._redis import return_calls
 from delayq._redis.rights import Rights
 from delayq._redisson import take_calls
 from delayq._redisson.keys import DelayedKeys
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue
-    from delayq._redis.hand_back import HandBack
+    from delayq._redis.return_calls import ReturnCall
     from tests.support.servers import PrivateServer
 
     Orders = delayq.DelayedQueue[int]
@@ -310,14 +310,14 @@ async def test_many_messages_go_back_in_short_scripts(
     own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await raw.rpush("orders", *(str(number).ljust(5_000) for number in range(500)), "{")
-    sent: list[HandBack] = []
-    send_one = hand_back.send_one
+    sent: list[ReturnCall] = []
+    send_one = return_calls.send_one
 
-    def watched(client: Any, connection: Any, pool: Any, call: HandBack) -> Any:
+    def watched(client: Any, connection: Any, pool: Any, call: ReturnCall) -> Any:
         sent.append(call)
         return send_one(client, connection, pool, call)
 
-    monkeypatch.setattr(hand_back, "send_one", watched)
+    monkeypatch.setattr(return_calls, "send_one", watched)
     async with delayq.connect(own_server.url) as client:
         with pytest.raises(delayq.DecodeError):
             await client.delayed_queue("orders").drain()

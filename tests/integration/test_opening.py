@@ -110,7 +110,7 @@ async def test_a_sentinel_with_a_wrong_server_is_skipped(
         await client.server_time()
         assert links.accepted == 1
         # From now on, none makes it ask another Sentinel either.
-        monkeypatch.setattr("delayq._redis.first_of.ASK_NEXT_AFTER", 60)
+        monkeypatch.setattr("delayq._redis.retry.ASK_NEXT_AFTER", 60)
         with admin(master) as redis:
             redis.execute_command("CLIENT", "KILL", "TYPE", "normal")
         await client.server_time()

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.rights import Rights, commands, tried
+from delayq._redis.rights import Rights, commands, commands_tried
 from delayq._redisson.records import payload_of
 from tests.support.depth import in_gate
 from tests.support.lua import WRITING
@@ -133,7 +133,7 @@ def rules_for(script: Script) -> list[str]:
         if name in ("channel", "turns", "wake")
     ]
     taken = {"LREM"} if script.name in TAKEN else set()
-    names = sorted(commands(script) | tried(script) | BESIDES | taken)
+    names = sorted(commands(script) | commands_tried(script) | BESIDES | taken)
     return [
         *(f"+{command}" for command in names),
         *(f"~{key}" for key in keys),

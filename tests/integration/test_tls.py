@@ -42,13 +42,13 @@ def usual(tls_kind: Kind, authority: Authority) -> Iterator[tuple[PrivateServer,
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that gets an entry for each attempt to open a connection."""
     made: list[Any] = []
-    opened_anew: Any = ConnectionPool._opened_anew
+    opened_anew: Any = ConnectionPool._open_new
 
     async def counted(connections: ConnectionPool) -> Any:
         made.append(connections)
         return await opened_anew(connections)
 
-    monkeypatch.setattr(ConnectionPool, "_opened_anew", counted)
+    monkeypatch.setattr(ConnectionPool, "_open_new", counted)
     return made
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import delayq
 from delayq import Client, Offer, Worker
-from delayq._redis import hand_back
+from delayq._redis import return_calls
 from delayq._reliable.keys import ReliableKeys
 from delayq.worker._stopping import signals_handled
 from tests.support.depth import in_gate, nightly
@@ -92,7 +92,7 @@ async def test_messages_claimed_ahead_are_handed_back_uncounted(
     async def slowly(server: Any, calls: Any) -> None:
         # The run waits for the hand-back, too.
         await asyncio.sleep(0.1)
-        await hand_back.send(server, calls)
+        await return_calls.send(server, calls)
 
     monkeypatch.setattr("delayq._engine.return_queue.send", slowly)
     worker = Worker(client, concurrency=1, shutdown_timeout=60)

@@ -18,7 +18,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "delayq._engine.session",
-        "delayq._redis.cluster",
+        "delayq._redis.topology",
         "delayq._timer",
         "delayq.cli.app",
         "delayq.codecs.typed",

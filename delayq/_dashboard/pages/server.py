@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from delayq._dashboard.page import Page
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rows import Place, Row
-from delayq._redis import server_info
 from delayq.admin.catalog import FoundQueue
 from delayq.admin.doctor import diagnose
 from delayq.errors import ServerRefused
@@ -57,7 +56,7 @@ async def load_server(board: Board, request: Request) -> Mapping[str, Any]:
 
 async def _look(board: Board) -> tuple[list[Server], list[Finding]]:
     try:
-        infos = await server_info.servers(board.session().server)
+        infos = await board.session().server.info()
     except ServerRefused:
         infos = []
     found_queues = await board.queues.find_all()

@@ -219,7 +219,7 @@ class Supervisor:
                 self._say(f"process {place} {ending}; it is started again when the code changes")
                 await _first(self._stopping, changed)
                 continue
-            wait = retry_delay(failures, base=0.5, most=30.0)
+            wait = retry_delay(failures, base=0.5, longest=30.0)
             self._say(f"process {place} {ending}; restarting it in {wait:.1f} s")
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 
 from delayq import BadInput, BadName
-from delayq._redis.rights import tried
+from delayq._redis.rights import commands_tried
 from delayq._redisson.keys import RESERVED, DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import ROLES, acl_rules, scripts_of
@@ -40,7 +40,7 @@ def granted(kind: str, role: Role) -> set[str]:
 def test_a_role_has_every_command_that_its_scripts_try_first() -> None:
     for kind, role in product(KINDS, ROLES):
         for script in scripts_of(kind, role):
-            assert tried(script) <= granted(kind, role), (role, script.name)
+            assert commands_tried(script) <= granted(kind, role), (role, script.name)
 
 
 def test_who_only_looks_has_no_command_that_writes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayq._redis import server_info
+from delayq._redis.client import read_info
 from delayq.admin import doctor
 
 
@@ -25,7 +25,7 @@ def test_what_a_server_says_is_judged_and_advice_is_given() -> None:
     ):
         finding = look(dict(part.split("=") for part in info.split()))
         assert (finding.level, bool(finding.advice)) == (level, level != "ok"), info
-    assert server_info.read_info(b"# Server\r\nredis_version:7.0\r\nexecutable:/a:b\r\n\r\n") == {
+    assert read_info(b"# Server\r\nredis_version:7.0\r\nexecutable:/a:b\r\n\r\n") == {
         "redis_version": "7.0",
         "executable": "/a:b",
     }

@@ -343,8 +343,8 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
         request: Request, items: Sequence[int], _lost: OutcomeUnknown | None
     ) -> list[int]:
         store.repeated.append((list(items), None))
-        assert request.until is not None
-        await asyncio.sleep(request.until - loop.time())
+        assert request.deadline is not None
+        await asyncio.sleep(request.deadline - loop.time())
         raise ServerUnavailable("nobody answers")
 
     batcher, loop = store.make(expires=True, repeat=repeat), asyncio.get_running_loop()

@@ -24,18 +24,18 @@ class Unknown(Topology):
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def find(self, key: str | None) -> Never:
+    async def find_pool(self, key: str | None) -> Never:
         del key
         await self.refresh()
 
-    async def any(self) -> Never:
+    async def candidates(self) -> Never:
         await self.refresh()
 
 
 async def test_a_call_that_is_retried_for_less_time_gives_up_finding_a_server_earlier(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delayq._redis.client._LEAST_TRY", 0.01)
+    monkeypatch.setattr("delayq._redis.client._SHORTEST_TRY", 0.01)
     client = RedisClient(Unknown(), retry_for=0)
     for call in (client.open(), client.command("GET", "key"), client.everywhere("INFO")):
         with pytest.raises(delayq.ServerUnavailable, match="find out in time"):

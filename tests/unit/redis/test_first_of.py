@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delayq import ServerError, ServerRefused, ServerUnavailable
-from delayq._redis import first_of as module
-from delayq._redis.first_of import first_of
+from delayq._redis import retry as module
+from delayq._redis.retry import first_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

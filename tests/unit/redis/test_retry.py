@@ -52,6 +52,6 @@ def test_an_error_for_good_is_not_taken_for_one_whatever_it_quotes() -> None:
 @given(st.integers(1, 10_000))
 def test_the_delay_before_a_retry_doubles_up_to_its_bound_with_jitter(attempt: int) -> None:
     assert 0.01 <= retry_delay(attempt) <= 5.0
-    assert retry_delay(attempt, most=0.5) <= 0.5
+    assert retry_delay(attempt, longest=0.5) <= 0.5
     assert retry_delay(1) <= 0.02
     assert retry_delay(50) >= 2.5

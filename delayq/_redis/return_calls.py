@@ -31,30 +31,30 @@ _log = logging.getLogger("delayq")
 _FIRST_DOUBT = 0.35
 # How much longer to wait, after the time is up, for bytes that are still leaving this machine, and
 # for a server that answers that it cannot serve just now; seconds.
-_MOST = 5.0
-_LOOK_EVERY = 0.1
+_LONGEST_EXTENSION = 5.0
+_CHECK_EVERY = 0.1
 # The longest pause between two tries while a client closes, seconds.
-_AGAIN_WITHIN = 0.5
+_LONGEST_PAUSE = 0.5
 
 
-class HandBack:
+class ReturnCall:
     """One call that returns messages to the server.
 
     Attributes:
         fence: The key that makes a repetition harmless, if an answered only try makes it useless.
         tries: How often it was sent.
         outcome: The server's answer, or the error of the last try; None before that.
-        is_put_off: Whether the last answer was that the server may carry out the same call later.
+        is_postponed: Whether the last answer was that the server may carry out the call later.
     """
 
-    __slots__ = ("_decided", "fence", "is_put_off", "outcome", "request", "tries")
+    __slots__ = ("_decided", "fence", "is_postponed", "outcome", "request", "tries")
 
     def __init__(self, request: Request, fence: str | None = None) -> None:
         self.request: Request = request
         self.fence: str | None = fence
         self.tries: int = 0
         self.outcome: Any = None
-        self.is_put_off: bool = False
+        self.is_postponed: bool = False
         # How many tries are known to have been carried out, or known not to have been.
         self._decided: int = 0
 
@@ -68,19 +68,19 @@ class HandBack:
         """Whether the server has carried it out."""
         return self.outcome is not None and not isinstance(self.outcome, DelayqError)
 
-    def note(self, outcome: Any, *, put_off: bool = False) -> None:
+    def record(self, outcome: Any, *, postponed: bool = False) -> None:
         """Record the outcome of a try, unless another one has been answered."""
         if self.is_done:
             return
         self.outcome = outcome
-        self.is_put_off = put_off
+        self.is_postponed = postponed
         self._decided += not isinstance(outcome, OutcomeUnknown)
 
-    def note_unsent(self, reason: str | DelayqError = "no connection is open") -> None:
+    def record_unsent(self, reason: str | DelayqError = "no connection is open") -> None:
         """Record that nothing was sent."""
         if not self.is_done:
             self.outcome = ServerUnavailable(reason) if isinstance(reason, str) else reason
-            self.is_put_off = False
+            self.is_postponed = False
 
     @property
     def cleanup(self) -> tuple[str, str] | None:
@@ -91,7 +91,7 @@ class HandBack:
 
 
 def send_now(
-    client: RedisClient, calls: Sequence[HandBack], beside: Connection | None = None
+    client: RedisClient, calls: Sequence[ReturnCall], beside: Connection | None = None
 ) -> tuple[Connection, list[asyncio.Future[None]]] | None:
     """Send calls for the keys of one queue, in order, before this returns, even behind others.
 
@@ -103,14 +103,14 @@ def send_now(
         if no connection is open and nothing was sent.
     """
     try:
-        pool = client.topology.of(calls[0].request.keys[0])
+        pool = client.topology.pool_of(calls[0].request.keys[0])
     except DelayqError:
         return None
     connection = pool.acquire_any(beside)
     return None if connection is None else (connection, _send_all(client, connection, pool, calls))
 
 
-async def send(client: RedisClient, calls: Sequence[HandBack]) -> None:
+async def send(client: RedisClient, calls: Sequence[ReturnCall]) -> None:
     """Send calls for the keys of one queue in order, and wait for their outcomes. Never raises."""
     for call in calls:
         call.outcome = None
@@ -118,39 +118,44 @@ async def send(client: RedisClient, calls: Sequence[HandBack]) -> None:
         if (sent := send_now(client, calls)) is not None:
             _, answers = sent
         else:
-            pool = await client.topology.find(calls[0].request.keys[0])
-            answers = _send_all(client, await client.acquire(pool), pool, calls)
+            pool = await client.topology.find_pool(calls[0].request.keys[0])
+            connection = pool.acquire_nowait() or await client.acquire(pool)
+            answers = _send_all(client, connection, pool, calls)
     except DelayqError as error:
         for call in calls:
-            call.note_unsent(error)
+            call.record_unsent(error)
     else:
         await asyncio.wait(answers)
 
 
-async def send_anew(client: RedisClient, calls: Sequence[HandBack]) -> None:
+async def send_anew(client: RedisClient, calls: Sequence[ReturnCall]) -> None:
     """Send calls for any queues over new connections, and wait until all have an outcome."""
-    pools: dict[ConnectionPool, list[HandBack]] = {}
+    by_pool: dict[ConnectionPool, list[ReturnCall]] = {}
     for call in calls:
         with suppress(DelayqError):
-            pools.setdefault(await client.topology.find(call.request.keys[0]), []).append(call)
+            by_pool.setdefault(await client.topology.find_pool(call.request.keys[0]), []).append(
+                call
+            )
 
-    async def send_some(pool: ConnectionPool, some: Sequence[HandBack]) -> None:
+    async def send_to(pool: ConnectionPool, its_calls: Sequence[ReturnCall]) -> None:
         with suppress(DelayqError):
             connection = await pool.open_own(anew=True)
             try:
                 # Leave out the calls that were answered meanwhile: their fences are gone.
                 if answers := [
-                    send_one(client, connection, pool, call) for call in some if not call.is_done
+                    send_one(client, connection, pool, call)
+                    for call in its_calls
+                    if not call.is_done
                 ]:
                     await asyncio.wait(answers)
             finally:
                 pool.close(connection)
 
-    await asyncio.gather(*(send_some(*each) for each in pools.items()))
+    await asyncio.gather(*(send_to(pool, its_calls) for pool, its_calls in by_pool.items()))
 
 
 def _send_all(
-    client: RedisClient, connection: Connection, pool: ConnectionPool, calls: Sequence[HandBack]
+    client: RedisClient, connection: Connection, pool: ConnectionPool, calls: Sequence[ReturnCall]
 ) -> list[asyncio.Future[None]]:
     """Send calls over an acquired connection, and release it after the last answer."""
     answers = [send_one(client, connection, pool, call) for call in calls]
@@ -160,7 +165,7 @@ def _send_all(
 
 
 def send_one(
-    client: RedisClient, connection: Connection, pool: ConnectionPool, call: HandBack
+    client: RedisClient, connection: Connection, pool: ConnectionPool, call: ReturnCall
 ) -> asyncio.Future[None]:
     """Send a call, and return a future that is done when its outcome is recorded."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -169,7 +174,7 @@ def send_one(
     def answered(answer: Any) -> None:
         outcome = client.interpret(answer, pool)
         # A connection that breaks leaves the outcome unknown, so the server has said so.
-        call.note(outcome, put_off=isinstance(outcome, ServerUnavailable))
+        call.record(outcome, postponed=isinstance(outcome, ServerUnavailable))
         if not isinstance(outcome, DelayqError):
             client.rights.permitted(connection, script, keys[0], form)
             if (cleanup := call.cleanup) is not None:
@@ -182,7 +187,7 @@ def send_one(
     try:
         connection.call(("EVAL", form.text, len(keys), *keys, *args), answered)
     except NotSent as error:
-        call.note_unsent(f"the connection broke: {error}")
+        call.record_unsent(f"the connection broke: {error}")
         done.set_result(None)
     else:
         call.tries += 1
@@ -190,19 +195,19 @@ def send_one(
     return done
 
 
-def spare_fence(client: RedisClient, call: HandBack, fence: str) -> None:
+def spare_fence(client: RedisClient, call: ReturnCall, fence: str) -> None:
     """Delete the fence of an answered call: the call that it disabled can no longer arrive."""
     call.fence = fence
     if (cleanup := call.cleanup) is None:
         return
     with suppress(DelayqError, OSError):
-        pool = client.topology.of(fence)
+        pool = client.topology.pool_of(fence)
         if (connection := pool.acquire_any()) is not None:
             connection.tell(*cleanup)
             pool.release(connection)
 
 
-class PendingHandBacks:
+class ReturnRetrier:
     """Calls that are sent at once, and retried until they are answered."""
 
     def __init__(self, queue: str, server: RedisClient, background: Background) -> None:
@@ -210,30 +215,30 @@ class PendingHandBacks:
         self._server = server
         self._background = background
         # Each call with its deadline, and the message to log once that has passed.
-        self._calls: dict[HandBack, tuple[float, str]] = {}
+        self._calls: dict[ReturnCall, tuple[float, str]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._last: LastCalls | None = None
-        # The connection of the last call, on which the next one follows it.
-        self._wire: Connection | None = None
+        self._shutdown: ShutdownCalls | None = None
+        # The connection of the last call, behind which the next call is sent.
+        self._connection: Connection | None = None
 
-    def send(self, call: HandBack, within: float, too_late: str) -> None:
+    def send(self, call: ReturnCall, within: float, too_late: str) -> None:
         """Send a call for ``within`` seconds, at once if possible; then log ``too_late``."""
-        if self._last is not None:
-            self._last.send(self._queue, [call])
+        if self._shutdown is not None:
+            self._shutdown.send(self._queue, [call])
             return
         self._calls[call] = asyncio.get_running_loop().time() + within, too_late
-        sent = send_now(self._server, [call], self._wire)
+        sent = send_now(self._server, [call], self._connection)
         if sent is None:
-            call.note_unsent()
+            call.record_unsent()
         else:
-            self._wire, _ = sent
+            self._connection, _ = sent
         if self._task is None:
-            self._task = self._background.spawn(self._run(), "owed")
+            self._task = self._background.spawn(self._run(), "return calls")
 
-    def close(self, last: LastCalls) -> None:
-        """Hand the unanswered calls over to ``last``, which sends them now."""
-        self._last = last
-        last.send(self._queue, [call for call in self._calls if not call.is_done])
+    def close(self, shutdown: ShutdownCalls) -> None:
+        """Hand the unanswered calls over to ``shutdown``, which sends them now."""
+        self._shutdown = shutdown
+        shutdown.send(self._queue, [call for call in self._calls if not call.is_done])
         if self._task is not None:
             self._task.cancel()
 
@@ -241,23 +246,23 @@ class PendingHandBacks:
         loop, failures = asyncio.get_running_loop(), 0
         try:
             while self._calls:
-                for call, (until, too_late) in list(self._calls.items()):
+                for call, (deadline, too_late) in list(self._calls.items()):
                     if call.is_done:
                         del self._calls[call]
-                    elif loop.time() > until:
+                    elif loop.time() > deadline:
                         del self._calls[call]
                         _log.error("queue %r: %s", self._queue, too_late, extra=about(self._queue))
                 failed = [call for call in self._calls if call.outcome is not None]
                 failures = failures + 1 if failed else 0
                 # Calls in flight are checked again soon.
-                await asyncio.sleep(retry_delay(failures) if failed else _LOOK_EVERY)
+                await asyncio.sleep(retry_delay(failures) if failed else _CHECK_EVERY)
                 if failed:
                     await send(self._server, failed)
         finally:
             self._task = None
 
 
-class LastCalls:
+class ShutdownCalls:
     """The calls that queues send while they close: all are written before any answer is awaited.
 
     So the round trip, in seconds, decides when they arrive, but never whether they do. Calls
@@ -267,39 +272,40 @@ class LastCalls:
     def __init__(self, server: RedisClient, round_trip: float = 0.0) -> None:
         self._server = server
         self._doubt = _FIRST_DOUBT + round_trip
-        self._calls: list[HandBack] = []
+        self._calls: list[ReturnCall] = []
         self._answers: list[asyncio.Future[None]] = []
-        self._wires: dict[str, Connection] = {}
-        self._settling: asyncio.Task[None] | None = None
+        # The connection of each queue's last calls, behind which its next calls are sent.
+        self._connections: dict[str, Connection] = {}
+        self._draining: asyncio.Task[None] | None = None
 
-    def send(self, queue: str, calls: Iterable[HandBack]) -> None:
+    def send(self, queue: str, calls: Iterable[ReturnCall]) -> None:
         """Write calls for one queue now, in order, behind those that were written before."""
         calls = [call for call in calls if not call.is_done]
         if not calls:
             return
         self._calls += calls
-        sent = send_now(self._server, calls, self._wires.get(queue))
+        sent = send_now(self._server, calls, self._connections.get(queue))
         if sent is not None:
-            self._wires[queue], answers = sent
+            self._connections[queue], answers = sent
             self._answers += answers
             return
         for call in calls:
-            call.note_unsent()
+            call.record_unsent()
 
-    async def settle(self, within: float) -> None:
+    async def drain(self, within: float) -> None:
         """Wait until all calls are answered, ``within`` seconds at most.
 
         It is up to five seconds more while bytes leave this machine, or while the server cannot
         serve just now, because a slot moves or another server takes its place.
         """
-        if self._settling is None or self._settling.done():
-            self._settling = asyncio.create_task(self._settle(within))
-        await asyncio.shield(self._settling)
+        if self._draining is None or self._draining.done():
+            self._draining = asyncio.create_task(self._drain(within))
+        await asyncio.shield(self._draining)
 
-    async def _settle(self, within: float) -> None:
+    async def _drain(self, within: float) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + within
-        again_at = loop.time() + min(self._doubt, within)
+        deadline = loop.time() + within
+        retry_at = loop.time() + min(self._doubt, within)
         retry: asyncio.Task[None] | None = None
         retries = 0
         to_send = math.inf
@@ -311,17 +317,17 @@ class LastCalls:
                 if not call.is_done and not isinstance(call.outcome, ServerRefused)
             ]:
                 now = loop.time()
-                if now >= again_at and (retry is None or retry.done()):
+                if now >= retry_at and (retry is None or retry.done()):
                     # The server may start soon, or another one may take its place.
                     retries += 1
-                    again_at = now + retry_delay(retries, base=_LOOK_EVERY, most=_AGAIN_WITHIN)
+                    retry_at = now + retry_delay(retries, base=_CHECK_EVERY, longest=_LONGEST_PAUSE)
                     retry = asyncio.create_task(send_anew(self._server, missing))
-                if now >= until:
-                    left = self._server.bytes_to_send
-                    moves = 0 < left < to_send or any(call.is_put_off for call in missing)
-                    if not moves or now >= until + _MOST:
+                if now >= deadline:
+                    remaining = self._server.bytes_to_send
+                    moves = 0 < remaining < to_send or any(call.is_postponed for call in missing)
+                    if not moves or now >= deadline + _LONGEST_EXTENSION:
                         break
-                    to_send = left
+                    to_send = remaining
                 pending: list[asyncio.Future[None]] = [
                     answer for answer in self._answers if not answer.done()
                 ]
@@ -329,11 +335,12 @@ class LastCalls:
                     pending.append(retry)
                 if pending:
                     await asyncio.wait(
-                        pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED
+                        pending, timeout=_CHECK_EVERY, return_when=asyncio.FIRST_COMPLETED
                     )
                 else:
                     # The time may be up already, and have been extended.
-                    await asyncio.sleep((again_at if now >= until else min(again_at, until)) - now)
+                    next_at = retry_at if now >= deadline else min(retry_at, deadline)
+                    await asyncio.sleep(next_at - now)
         finally:
             if retry is not None:
                 retry.cancel()
