@@ -49,7 +49,7 @@ from benchmarks._samples import (
 )
 from delayq._redis.client import RedisClient
 from delayq._redisson.store import TRANSFER
-from delayq._reliable.store import CLAIM
+from delayq._reliable.scripts import CLAIM
 
 if TYPE_CHECKING:
     import subprocess

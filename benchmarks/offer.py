@@ -35,7 +35,7 @@ from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machi
 from benchmarks._samples import LOOPS, be_sample, medians, new_parser, result, start
 from delayq._redisson import store as delayed_store
 from delayq._redisson.keys import DelayedKeys
-from delayq._reliable import store as reliable_store
+from delayq._reliable import scripts as reliable_scripts
 from delayq._reliable.keys import ReliableKeys
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
         keys: tuple[str, ...] = (delayed.timeout, delayed.ordered, delayed.channel)
     else:
         reliable = ReliableKeys.of("bare reliable")
-        sha = await redis.script_load(reliable_store.OFFER_NEW.text)
-        keys = (*reliable.of_script(reliable_store.OFFER_NEW), reliable.call("bare"))
+        sha = await redis.script_load(reliable_scripts.OFFER_NEW.text)
+        keys = (*reliable.of_script(reliable_scripts.OFFER_NEW), reliable.call("bare"))
 
     def call() -> Awaitable[Any]:
         nonlocal serial

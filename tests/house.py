@@ -266,7 +266,7 @@ def raw_commands(sources: Iterable[Source]) -> list[str]:
         source
         for source in sources
         if not re.match(
-            rf"{PACKAGE}/(?:_redis/|(?:.*/)?(?:store|moved_partition)\.py$)", source.path
+            rf"{PACKAGE}/(?:_redis/|(?:.*/)?(?:(?:\w+_)?store|moved_partition)\.py$)", source.path
         )
     ]
     calls = ((source, node, node.args) for source, node in every(outside, ast.Call))

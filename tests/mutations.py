@@ -190,8 +190,8 @@ CLAIM = Module(
     (
         (
             "the last attempt is never the last",
-            "record.used - record.forgiven >= most",
-            "record.used - record.forgiven > most",
+            "record.used - record.uncounted >= most",
+            "record.used - record.uncounted > most",
         ),
         (
             "an expired message is handed out",

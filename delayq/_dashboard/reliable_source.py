@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq._reliable.dead_letters import DeadLetter
+    from delayq._reliable.letter_store import StoredLetter
     from delayq._reliable.outcomes import MessageHistory
-    from delayq._reliable.replies import State, StoredLetter, StoredMessage
+    from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.store import ReliableStore
     from delayq.admin.search import SearchPages
 
@@ -280,7 +281,7 @@ def _letter_row(number: int, letter: StoredLetter) -> Row:
 async def _id_windows(store: ReliableStore, ids: Sequence[bytes]) -> list[int | None]:
     """Return until when each id counts as taken, in microseconds."""
     try:
-        return await store.taken_until(ids)
+        return await store.unique_until(ids)
     except ServerRefused:
         # Only a user that may restore messages needs to know, and may: a producer and admin.
         return [None] * len(ids)

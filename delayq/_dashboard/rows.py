@@ -11,7 +11,8 @@ from delayq._reliable.error_text import unpack_error
 
 if TYPE_CHECKING:
     from delayq._redisson.records import PendingRecord
-    from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
+    from delayq._reliable.letter_store import StoredLetter
+    from delayq._reliable.replies import MessageTimes, StoredMessage
 
 
 @dataclass(frozen=True)

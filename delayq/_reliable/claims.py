@@ -116,7 +116,7 @@ class Claims:
 
     def cancelled(self, lease: tuple[bytes, bytes]) -> None:
         """Act on the news that a message was cancelled, by its id and the token of its lease."""
-        if self._suspect is not None and self._suspect.name == lease:
+        if self._suspect is not None and self._suspect.lease_id == lease:
             self._services.suspects.over(self._suspect)
 
     async def run_once(self) -> int | CallOutcome:

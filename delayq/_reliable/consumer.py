@@ -44,6 +44,7 @@ class Consumer(Generic[M]):
         policy: The settings that go with each claim.
         backoff: Decides when a failed message is retried.
         encode_result: Encodes the result of a handler.
+        check_open: Raises an error if the queue is closed, or used in another event loop.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Consumer(Generic[M]):
         policy: Policy,
         backoff: Backoff,
         encode_result: Callable[[object], bytes],
+        check_open: Callable[[], None],
         message_type: Callable[..., M],
     ) -> None:
         self.queue: OpenReliableQueue = queue
@@ -62,6 +64,7 @@ class Consumer(Generic[M]):
         self.policy: Policy = policy
         self.backoff: Backoff = backoff
         self.encode_result: Callable[[object], bytes] = encode_result
+        self.check_open: Callable[[], None] = check_open
         self._message_type = message_type
         self._hooks = queue.services.hooks
         # By partition: the messages of each share one.
@@ -73,7 +76,7 @@ class Consumer(Generic[M]):
 
         Raises as :meth:`ReliableQueue.claim`.
         """
-        self.queue.check_open()
+        self.check_open()
         if not self.declaration.is_made:
             try:
                 wait = await self.declaration.make_within(wait)
@@ -116,12 +119,9 @@ class Consumer(Generic[M]):
         context = self._context_of(partition.index)
         return self._message_type(claim, context, stored.state, error=stored.error)
 
-    async def stream(self, check_open: Callable[[], None]) -> AsyncIterator[M]:
-        """Yield messages as :meth:`ReliableQueue.__aiter__` does.
-
-        ``check_open`` raises at the first step, as every call to a closed queue does.
-        """
-        check_open()
+    async def stream(self) -> AsyncIterator[M]:
+        """Yield messages as :meth:`ReliableQueue.__aiter__` does."""
+        self.check_open()
         try:
             if not self.declaration.is_made:
                 await self.declaration.make_within(None)
@@ -148,7 +148,7 @@ class Consumer(Generic[M]):
                             break
                     numbered = batch.popleft()
                     claim = numbered[1]
-                    if cancelled and claim.name in cancelled:
+                    if cancelled and claim.lease_id in cancelled:
                         self._free_slots(claim)
                         continue
                     if b"@" not in claim.id or await queue.advance_schedules([numbered]):
@@ -177,7 +177,7 @@ class Consumer(Generic[M]):
         another worker got them, or their time to live ended.
         """
         now = self.queue.loop.time()
-        if expired := [item for item in batch if item[1].over_at < now]:
+        if expired := [item for item in batch if item[1].expires_at < now]:
             for item in expired:
                 batch.remove(item)
             # The next claim expires them.
@@ -222,6 +222,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
             handle.policy,
             handle.backoff,
             handle.encode_result,
+            handle.check_open,
             WorkerMessage,
         )
         queue = handle.queue
@@ -247,11 +248,11 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
 
     async def stores(self) -> list[ReliableStore]:
         """Return the data of the queue's partitions, once earlier acknowledgements are answered."""
-        self.queue.check_open()
+        self.check_open()
         if not self.declaration.is_made:
             await self.declaration.make()
         await self.queue.flush()
-        self.queue.check_open()
+        self.check_open()
         return [partition.store for partition in self.queue.partitions]
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
-    from delayq._reliable.replies import StoredLetter
+    from delayq._reliable.letter_store import StoredLetter
     from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
 

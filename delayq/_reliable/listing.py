@@ -3,7 +3,7 @@
 An offset counts live messages, in the order in which they are listed: those that have expired while
 no worker had them neither count nor take the place of others. So pages that follow one another
 neither skip nor repeat a message, unless it moves in between. No script looks at more than
-:data:`~delayq._reliable.store.PAGE` messages, and only the bodies of a page are read.
+:data:`~delayq._reliable.scripts.PAGE` messages, and only the bodies of a page are read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Generic, NamedTuple
 
 from delayq._background import gather_all
 from delayq._generics import T
-from delayq._reliable.store import PAGE
+from delayq._reliable.scripts import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from delayq._reliable.replies import Death, MessageHead, StoredLetter, StoredMessage
+    from delayq._reliable.letter_store import Death, StoredLetter
+    from delayq._reliable.replies import MessageHead, StoredMessage
     from delayq._reliable.store import ReliableStore
 
     Order = tuple[int, ...]

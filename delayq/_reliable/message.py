@@ -291,7 +291,7 @@ class Message(Generic[T]):
         most = self.max_attempts
         # Attempts do not count if they were lost with a worker that another message may have
         # killed.
-        return most is not None and self.attempt - self._claim.forgiven >= most
+        return most is not None and self.attempt - self._claim.uncounted >= most
 
     @property
     def timeout(self) -> float | None:
@@ -483,7 +483,7 @@ class Message(Generic[T]):
             self._settled
             # Less than half of the lease may remain, because the message has waited here.
             or (now > claim.fresh_until and not is_confirmed)
-            or (context.cancelled and claim.name in context.cancelled)
+            or (context.cancelled and claim.lease_id in context.cancelled)
             or context.keeper.closed
         ):
             return None
@@ -507,7 +507,7 @@ class Message(Generic[T]):
         context, claim = self._context, self._claim
         if context.keeper.closed:
             raise Closed("the queue is closed: the message is redelivered when its lease ends")
-        if claim.name in context.cancelled or await context.keeper.freshen([claim]):
+        if claim.lease_id in context.cancelled or await context.keeper.freshen([claim]):
             self._lose()
             raise self._loss()
 
@@ -674,7 +674,7 @@ class Message(Generic[T]):
         """Return the error to raise because the lease is lost."""
         if self._task is None:
             self._context.acknowledger.stopped(self._claim)
-        if self._claim.name in self._context.cancelled:
+        if self._claim.lease_id in self._context.cancelled:
             return MessageCancelled("the message was cancelled: it is gone")
         return LeaseLost(LOST)
 
@@ -709,7 +709,7 @@ class WorkerMessage(Message[T]):
     @property
     def is_expired(self) -> bool:
         """Whether its time to live has ended before it was begun."""
-        return self._context.loop.time() > self._claim.over_at
+        return self._context.loop.time() > self._claim.expires_at
 
     @property
     def is_lost(self) -> bool:
@@ -724,7 +724,7 @@ class WorkerMessage(Message[T]):
     @property
     def counted_attempts(self) -> int:
         """The number of attempts that count towards its death."""
-        return self._claim.attempt - self._claim.forgiven
+        return self._claim.attempt - self._claim.uncounted
 
     def retry_by(self, rules: RetryRules) -> None:
         """Follow other rules than those of the queue handle."""

@@ -24,8 +24,8 @@ from delayq._reliable.ids import checked_group, checked_new_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.known_settings import MOST_TRIES
 from delayq._reliable.outcomes import result_codec
+from delayq._reliable.scripts import OFFER, OFFER_NEW
 from delayq._reliable.settings import check_limit
-from delayq._reliable.store import OFFER, OFFER_NEW
 from delayq._wording import given
 from delayq.errors import (
     BadDelay,

@@ -18,7 +18,8 @@ from delayq._reliable.outcomes import Outcome
 from delayq._reliable.partition import Partition
 from delayq._reliable.probes import Probes
 from delayq._reliable.reports import Reports
-from delayq._reliable.store import PAGE, ReliableStore
+from delayq._reliable.scripts import PAGE
+from delayq._reliable.store import ReliableStore
 from delayq.errors import Closed, DelayqError, ResultTimeout, ServerError
 from delayq.stats import QueueDepth, QueueStats
 

@@ -216,7 +216,7 @@ class Partition:
             token, _, id = details.partition(b" ")  # noqa: A001
             self.queue.notifications.on_cancelled((id, token))
             for keeper in self._keepers.values():
-                keeper.lose(lambda claim: claim.name == (id, token))
+                keeper.lose(lambda claim: claim.lease_id == (id, token))
             self.claims.cancelled((id, token))
         elif kind == _FINISHED:
             self.queue.notifications.on_finished(details)

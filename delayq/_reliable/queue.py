@@ -129,6 +129,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             settings.policy(),
             settings.options.get("backoff") or RETRIES,
             self._encoder.result,
+            self._check_open,
             Message,
         )
         self._sender = Sender(
@@ -336,7 +337,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         their leases run from then on. Those that wait while you handle one for more than some 50 ms
         go back, and so do the others when you leave the loop.
         """
-        return self._consumer.stream(self._check_open)
+        return self._consumer.stream()
 
     # By id
 

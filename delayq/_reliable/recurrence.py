@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from delayq._durations import moment_us
 from delayq._logging import about
 from delayq._reliable.ids import is_occurrence, schedule_of
-from delayq._reliable.replies import Occurrence
+from delayq._reliable.schedule_store import Occurrence
 from delayq._reliable.timing import AHEAD, UnreadableSchedule, parse_record
 from delayq.errors import BadInput, ConfigurationError, OutcomeUnknown, ServerError
 
@@ -138,7 +138,7 @@ class Recurrence:
                 error,
                 extra=about(self._name),
             )
-            outcomes = [Occurrence(handed_out=True, moments=-1)] * len(claims)
+            outcomes = [Occurrence(is_handed_out=True, moments_ahead=-1)] * len(claims)
             self._lacking.update(_schedule_name(claim.id) for claim in claims)
         except BaseException:
             self._dispatcher.give_back(taken)

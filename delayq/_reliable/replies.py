@@ -41,27 +41,27 @@ class Start(NamedTuple):
     period_us: int
 
 
-class IsHandled:
-    """A message that may be handled. Its attributes are not set before they are needed, because
-    that would take time for each message.
+class ClaimExtras:
+    """What only some claims have. The attributes are not set before they are needed, because that
+    would take time for each message.
 
     Attributes:
         begun_at: When its handler began, in loop time.
         result: The encoded result of its handler, if there is one.
-        counted: Its start, if a rate has counted that.
-        expires: Local time at which its time to live ends, in seconds, if it has one.
+        counted_start: Its start, if a rate has counted it.
+        ttl_ends_at: Local time at which its time to live ends, in seconds, if it has one.
     """
 
-    __slots__ = ("begun_at", "counted", "expires", "result")
+    __slots__ = ("begun_at", "counted_start", "result", "ttl_ends_at")
 
     begun_at: float
     result: bytes
-    expires: float
-    counted: Start
+    ttl_ends_at: float
+    counted_start: Start
 
 
 @dataclass(slots=True, eq=False)
-class Claim(IsHandled):
+class Claim(ClaimExtras):
     """A message that belongs to this client until its lease ends.
 
     Attributes:
@@ -75,7 +75,7 @@ class Claim(IsHandled):
         is_suspect: Whether the message may have killed its last worker.
         priority: 0 to 9.
         attempt: The number of this attempt, from 1.
-        forgiven: Number of attempts that do not count towards the message's death, because its
+        uncounted: Number of attempts that do not count towards the message's death, because its
             worker died, perhaps of another message.
         known_due_us: When the message was due, in microseconds; None if the body tells it.
     """
@@ -90,36 +90,36 @@ class Claim(IsHandled):
     is_suspect: bool = False
     priority: int = 0
     attempt: int = 1
-    forgiven: int = 0
+    uncounted: int = 0
     known_due_us: int | None = None
 
     @property
     def began_alone(self) -> bool:
-        """Whether the server takes it for alone in this client, unless it has heard otherwise."""
+        """Whether the server believes that it was alone in this client when it was claimed."""
         return int(self.token) % 2 == 1
 
     @property
-    def name(self) -> tuple[bytes, bytes]:
-        """The id and token that every script needs to settle the claim."""
+    def lease_id(self) -> tuple[bytes, bytes]:
+        """The id and the token, which identify the lease."""
         return (self.id, self.token)
 
     @property
     def start(self) -> Start | None:
-        """What a rate has counted; None if there is no rate."""
-        return getattr(self, "counted", None)
+        """Its start, as a rate has counted it; None if there is no rate."""
+        return getattr(self, "counted_start", None)
 
     @property
-    def over_at(self) -> float:
+    def expires_at(self) -> float:
         """Local time at which its time to live ends, in seconds."""
-        return getattr(self, "expires", math.inf)
+        return getattr(self, "ttl_ends_at", math.inf)
 
     @property
     def due_us(self) -> int:
         """When the message was due, in microseconds; the end of the lease if that is unreadable."""
         if self.known_due_us is not None:
             return self.known_due_us
-        due = due_us(self.body)
-        return self.ends_us if due is None else due
+        stored_us = due_us(self.body)
+        return self.ends_us if stored_us is None else stored_us
 
 
 class ClaimReply(NamedTuple):
@@ -137,7 +137,7 @@ class ClaimReply(NamedTuple):
         ids: The id of each message that was handed out.
         bodies: The body of each of them.
         details: Of each that has another priority than 0, an expiry, or was handed out before: its
-            place from 1, priority, attempt, number of forgiven attempts, due time, which is empty
+            number from 1, priority, attempt, number of uncounted attempts, due time, which is empty
             if the body tells it, and expiry, which is empty if there is none; one behind the other.
         suspect: 1 if the message is a suspect, which is handed out alone; 2 if nothing may join it
             for a whole lease.
@@ -179,20 +179,20 @@ class ClaimReply(NamedTuple):
             Claim(message, token, body, ends_us, fresh_until, policy, partition, is_suspect)
             for message, body in zip(self.ids, self.bodies, strict=True)
         ]
-        parts = iter(self.details)
-        for place, priority, attempt, forgiven, due, expiry in zip(
-            parts, parts, parts, parts, parts, parts, strict=True
+        fields = iter(self.details)
+        for number, priority, attempt, uncounted, due, expiry in zip(
+            fields, fields, fields, fields, fields, fields, strict=True
         ):
-            claim = claims[place - 1]
-            claim.priority, claim.attempt, claim.forgiven = priority, attempt, forgiven
+            claim = claims[number - 1]
+            claim.priority, claim.attempt, claim.uncounted = priority, attempt, uncounted
             claim.known_due_us = parse_us(due) if due else None
             if expiry:
-                claim.expires = local(parse_us(expiry))
-                claim.fresh_until = min(claim.fresh_until, claim.expires)
+                claim.ttl_ends_at = local(parse_us(expiry))
+                claim.fresh_until = min(claim.fresh_until, claim.ttl_ends_at)
         if self.period_us:
             start = Start(self.now_us, self.period_us)
             for claim in claims:
-                claim.counted = start  # type: ignore[misc]  # a slot of its base
+                claim.counted_start = start  # type: ignore[misc]  # a slot of its base
         return claims
 
 
@@ -202,7 +202,7 @@ class Extended(NamedTuple):
     """
 
     now_us: int
-    held: Sequence[bool]
+    are_ours: Sequence[bool]
 
 
 class StoredMessage(NamedTuple):
@@ -235,7 +235,7 @@ class StoredMessage(NamedTuple):
 
 
 class MessageHead(NamedTuple):
-    """The place of a live message in a list, as read without its body.
+    """The order of a live message in a list, as read without its body.
 
     Attributes:
         priority: 0 to 9.
@@ -247,7 +247,7 @@ class MessageHead(NamedTuple):
 
     @classmethod
     def of(cls, facts: Sequence[Any]) -> MessageHead:
-        """Parse what ``list.lua`` returns for a message if it is to be brief."""
+        """Parse the brief form of what ``list.lua`` returns for a message."""
         _, priority, moment = facts
         return cls(priority, parse_us(moment))
 
@@ -265,10 +265,10 @@ class MessageTimes(NamedTuple):
 
     @classmethod
     def of(cls, body: bytes, record: bytes | None, expiry: bytes | None) -> MessageTimes:
-        """Parse the stored values; ``record`` is the one of its attempts."""
-        changed = (record or b"").partition(b":")[2].partition(b":")[0]
+        """Parse the stored values; ``record`` is that of the attempts."""
+        changed_due = (record or b"").partition(b":")[2].partition(b":")[0]
         return cls(
-            parse_us(changed) if changed else due_us(body),
+            parse_us(changed_due) if changed_due else due_us(body),
             None if expiry is None else parse_us(expiry),
         )
 
@@ -307,39 +307,6 @@ class StoredGroup(NamedTuple):
         )
 
 
-class Death(NamedTuple):
-    """The place of a dead letter in a list.
-
-    Attributes:
-        name: The name under which the letter is stored.
-        died_us: When the message died, in microseconds.
-    """
-
-    name: bytes
-    died_us: int
-
-
-class StoredLetter(NamedTuple):
-    """A dead letter.
-
-    Attributes:
-        name: The name under which it is stored.
-        letter: The letter, as :func:`delayq._reliable.bodies.parse_letter` takes it.
-        died_us: When the message died, in microseconds.
-    """
-
-    name: bytes
-    letter: bytes
-    died_us: int
-
-
-class Redriven(NamedTuple):
-    """How many of some dead letters were requeued, and how many stayed."""
-
-    requeued: int
-    stayed: int
-
-
 class Purged(NamedTuple):
     """One step of a purge.
 
@@ -350,24 +317,3 @@ class Purged(NamedTuple):
 
     dropped: int
     is_last: bool
-
-
-class StoredSchedules(NamedTuple):
-    """The record of each schedule by name, and by how much tests have moved the time, in
-    microseconds.
-    """
-
-    records: dict[bytes, bytes]
-    shift_us: int
-
-
-class Occurrence(NamedTuple):
-    """The outcome for a claimed occurrence of a recurring message.
-
-    Attributes:
-        handed_out: Whether to hand it out.
-        moments: As :meth:`~delayq._reliable.store.ReliableStore.recur` returns it.
-    """
-
-    handed_out: bool
-    moments: int

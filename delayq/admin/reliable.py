@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from delayq._engine.session import Session
+    from delayq._reliable.letter_store import StoredLetter
     from delayq._reliable.mover import Repartition
-    from delayq._reliable.replies import State, StoredLetter, StoredMessage
+    from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.report_format import Unit
     from delayq._reliable.schedules import Schedule
     from delayq._reliable.settings import Declared, QueueSettings, StoredSettings

@@ -498,7 +498,7 @@ class BatchHandling(Handling):
         # Decoding has parsed the body if the message has options.
         seconds = message.timeout if message.has_options else None
         claim = message.claim
-        join = partial(self._batches.join, message, start=claim.start, expires_at=claim.over_at)
+        join = partial(self._batches.join, message, start=claim.start, expires_at=claim.expires_at)
         if seconds is None:
             return await join()
         # The time in which it waits for others, or for another batch, does not count.

@@ -15,7 +15,7 @@ from delayq._engine.suspects import Suspects
 from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
 from delayq._redisson import store as delayed_store
-from delayq._reliable import store as reliable_store
+from delayq._reliable import scripts as reliable_scripts
 from tests.faults import limits_storm, poison, victims
 from tests.faults.checker import Violation, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
@@ -92,31 +92,31 @@ def plant_in(script: Script, bug: str, kind: str, named: str, *changes: tuple[st
 
 
 ACKED = ("if count == 0 then return reply end", "if true then return reply end")
-plant_in(reliable_store.ACK, "an ack removes nothing", "reliable", "after ack", ACKED)
+plant_in(reliable_scripts.ACK, "an ack removes nothing", "reliable", "after ack", ACKED)
 DUE = ("set, '-inf', now, 'LIMIT'", "set, '-inf', '+inf', 'LIMIT'")
-plant_in(reliable_store.CLAIM, "a claim does not look at the due time", "reliable", "early", DUE)
+plant_in(reliable_scripts.CLAIM, "a claim does not look at the due time", "reliable", "early", DUE)
 KEEPS_TOKEN = "for _, id in ipairs(ids) do redis.call('HSET', tokens, id, token) end"
 SHORTER = (
     ("token, ids[", "now + lease_us / 50, ids["),
     ("  redis.call('ZADD', leased,", f"  {KEEPS_TOKEN}\n  redis.call('ZADD', leased,"),
 )
-plant_in(reliable_store.CLAIM, "leases are shorter than told", "reliable", "duplicate", *SHORTER)
-USED = ("record.used + 1, record.forgiven", "1, record.forgiven")
-plant_in(reliable_store.CLAIM, "attempts are not counted", "reliable", "attempts", USED)
+plant_in(reliable_scripts.CLAIM, "leases are shorter than told", "reliable", "duplicate", *SHORTER)
+USED = ("record.used + 1, record.uncounted", "1, record.uncounted")
+plant_in(reliable_scripts.CLAIM, "attempts are not counted", "reliable", "attempts", USED)
 AGAIN = "return_message(id, record, now + tonumber(ARGV[at + DELAY_US]), now)"
 LOSES = (AGAIN, "redis.call('ZREM', leased, id)")
-plant_in(reliable_store.NACK, "a nack loses the message", "reliable", "lost", LOSES)
+plant_in(reliable_scripts.NACK, "a nack loses the message", "reliable", "lost", LOSES)
 KEEPS = ("if keep_us > 0 then save_records(new, keep_us, most, now) end", "")
-plant_in(reliable_store.FINISH, "a result is lost", "reliable", "result", KEEPS)
+plant_in(reliable_scripts.FINISH, "a result is lost", "reliable", "result", KEEPS)
 FORGETS = ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply")
-plant_in(reliable_store.NACK, "a nack leaves something behind", "reliable", "left", FORGETS)
+plant_in(reliable_scripts.NACK, "a nack leaves something behind", "reliable", "left", FORGETS)
 EXPIRED = (
     ("if found and found.expired then", "if false then"),
     ("not found or found.expired", "not found"),
 )
-plant_in(reliable_store.OFFER, "an expired message holds its id", "reliable", "held", *EXPIRED)
+plant_in(reliable_scripts.OFFER, "an expired message holds its id", "reliable", "held", *EXPIRED)
 plant_in(
-    reliable_store.OFFER, "an expired message drops the next one", "reliable", "lost", *EXPIRED
+    reliable_scripts.OFFER, "an expired message drops the next one", "reliable", "lost", *EXPIRED
 )
 SOON = ("timeout, '-inf', now_ms, 'LIMIT'", "timeout, '-inf', now_ms + 50, 'LIMIT'")
 plant_in(delayed_store.TRANSFER, "a transfer comes too soon", "plain", "early", SOON)
@@ -129,19 +129,19 @@ TWICE = "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn
 BACK = ("return count", TWICE)
 plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain", "duplicate", BACK)
 MORE = (("math.min(limit, room))", "math.min(limit, room + 3))"),)
-plant_in(reliable_store.CLAIM, "a claim exceeds the limit", "reliable", "too many", *MORE)
+plant_in(reliable_scripts.CLAIM, "a claim exceeds the limit", "reliable", "too many", *MORE)
 FREED = ("      keep_slots(id, token, ends)\n", "")
-plant_in(reliable_store.CANCEL, "a cancelled message keeps no slot", "limits", "too many", FREED)
+plant_in(reliable_scripts.CANCEL, "a cancelled message keeps no slot", "limits", "too many", FREED)
 RATE = ("limit.rate - counted.count", "limit.rate + 2 - counted.count")
-plant_in(reliable_store.CLAIM, "a claim exceeds a rate", "limits", "too fast", RATE)
+plant_in(reliable_scripts.CLAIM, "a claim exceeds a rate", "limits", "too fast", RATE)
 NEVER = ("if #names > 0 then", "if false then")
-plant_in(reliable_store.FREE_SLOTS, "no ended handler frees a slot", "limits", "idle", NEVER)
+plant_in(reliable_scripts.FREE_SLOTS, "no ended handler frees a slot", "limits", "idle", NEVER)
 BESIDE = ("suspect.body, suspect.expiry)\n    break\n", "suspect.body, suspect.expiry)\n")
-plant_in(reliable_store.CLAIM, "a suspect comes with others", "poison", "company", BESIDE)
+plant_in(reliable_scripts.CLAIM, "a suspect comes with others", "poison", "company", BESIDE)
 FORGIVES = ("if is_alone(ends) or", "if")
-plant_in(reliable_store.CLAIM, "being alone proves nothing", "poison", "spared", FORGIVES)
+plant_in(reliable_scripts.CLAIM, "being alone proves nothing", "poison", "spared", FORGIVES)
 GUILTY = ("  elseif record.lost <= 3 then\n", "  elseif false then\n")
-plant_in(reliable_store.CLAIM, "each lost lease counts", "poison", "innocent", GUILTY)
+plant_in(reliable_scripts.CLAIM, "each lost lease counts", "poison", "innocent", GUILTY)
 
 
 STORMS: dict[str, dict[str, Any]] = {

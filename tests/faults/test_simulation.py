@@ -13,7 +13,7 @@ from delayq._engine.scheduler import Scheduler
 from delayq._engine.wakeup_plan import LastTimeout
 from delayq._redisson import store as delayed_store
 from delayq._redisson.take_calls import TakeCalls
-from delayq._reliable import store as reliable_store
+from delayq._reliable import scripts as reliable_scripts
 from delayq._reliable.claims import Claims
 from tests.faults import consumers
 from tests.faults.checker import summary
@@ -108,13 +108,13 @@ BUSY: dict[str, Any] = {"most": (1, None), "habits": Habits(dawdles=0.5), **OFTE
 SLOW = {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0}
 SAFEGUARDS = {
     "an offer that is repeated is known": Case(
-        altered(reliable_store.OFFER_NEW, REPEATED),
+        altered(reliable_scripts.OFFER_NEW, REPEATED),
         ("unexpected", "stored twice", "after ack"),
         "reliable",
         {"only": ANSWERS, **OFTEN},
     ),
     "a first try that comes after its repetition is refused": Case(
-        altered(reliable_store.OFFER_NEW, LATE),
+        altered(reliable_scripts.OFFER_NEW, LATE),
         ("after ack", "stored twice"),
         "reliable",
         {"only": ("requests stalled",), **OFTEN},
@@ -129,7 +129,7 @@ SAFEGUARDS = {
         LONG,
     ),
     "a claim that comes after it was given up hands out nothing": Case(
-        altered(reliable_store.CLAIM, GIVEN_UP),
+        altered(reliable_scripts.CLAIM, GIVEN_UP),
         ("stuck",),
         "reliable",
         {"only": ("requests stalled",), "habits": Habits(fails=0, releases=0), **OFTEN},
@@ -140,7 +140,7 @@ SAFEGUARDS = {
         recovers_nothing, ("lost",), "plain", {"only": ANSWERS}
     ),
     "only who has the lease acknowledges": Case(
-        altered(reliable_store.ACK, LEASED),
+        altered(reliable_scripts.ACK, LEASED),
         ("after ack",),
         "reliable",
         {"habits": Habits(dawdles=0.3), "only": ("process stopped",), **OFTEN},

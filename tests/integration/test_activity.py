@@ -11,7 +11,7 @@ import pytest
 import delayq
 from delayq import Backoff
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import TALLY
+from delayq._reliable.scripts import TALLY
 from delayq.admin.acl import acl_rules
 from delayq.stats import Activity
 from tests.support.reliable import offers

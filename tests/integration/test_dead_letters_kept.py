@@ -8,7 +8,7 @@ import pytest
 
 import delayq
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import TRIM_DEAD
+from delayq._reliable.scripts import TRIM_DEAD
 from delayq.admin.acl import acl_rules
 from tests.support.reliable import leased
 from tests.support.reliable_fixtures import LEASE

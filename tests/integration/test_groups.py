@@ -15,7 +15,8 @@ import pytest
 import delayq
 from delayq import Limit, Offer, OutcomeUnknown
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import ACK, FINISH, REGISTER, TALLY, ReliableStore
+from delayq._reliable.scripts import ACK, FINISH, REGISTER, TALLY
+from delayq._reliable.store import ReliableStore
 from tests.support.reliable import claim_all, claim_one, get, values
 from tests.support.reliable_store import Store
 from tests.support.waiting import until

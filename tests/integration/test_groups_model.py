@@ -481,7 +481,7 @@ class GroupsMachine(RuleBasedStateMachine):
         for held in self.held:
             if (start := held.message._claim.start) is not None:
                 moved = start._replace(at_us=start.at_us - hours * HOUR * 1_000_000)
-                held.message._claim.counted = moved  # type: ignore[misc]  # a slot of its base
+                held.message._claim.counted_start = moved  # type: ignore[misc]  # a slot of its base
 
     @rule(
         how=st.sampled_from(["limits", "group", "group", "sleep", "pause", "redrive", "purge"]),

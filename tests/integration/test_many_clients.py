@@ -17,7 +17,7 @@ from delayq import Offer
 from delayq._engine import stagger
 from delayq._redis.client import RedisClient
 from delayq._redisson.store import TRANSFER
-from delayq._reliable.store import CLAIM
+from delayq._reliable.scripts import CLAIM
 from tests.support.depth import in_gate
 from tests.support.reliable import values
 from tests.support.reliable_fixtures import LEASE

@@ -23,7 +23,7 @@ from delayq._redis.slots import SLOTS, hash_tag
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.ids import home_of, is_occurrence, partition_of
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import CLAIM
+from delayq._reliable.scripts import CLAIM
 from delayq.errors import OutcomeUnknown
 from tests.support.reliable_fixtures import LEASE
 from tests.support.tasks import end

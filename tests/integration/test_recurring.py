@@ -15,7 +15,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 import delayq
-from delayq._reliable.store import OCCUR, SCHEDULE, ReliableStore
+from delayq._reliable.scripts import OCCUR, SCHEDULE
+from delayq._reliable.store import ReliableStore
 from delayq._reliable.timing import cron_moments
 from delayq.testing import Clock, advance
 from tests.support.reliable import Jobs, claim_one, depths, listed, values

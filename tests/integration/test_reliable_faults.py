@@ -16,8 +16,8 @@ import delayq
 from delayq import Limit, Offer
 from delayq._engine.store import RESYNC
 from delayq._reliable.bodies import PlainMessage
+from delayq._reliable.scripts import CANCEL, CLAIM, OFFER, OFFER_NEW
 from delayq._reliable.settings import StoredSettings
-from delayq._reliable.store import CANCEL, CLAIM, OFFER, OFFER_NEW
 from tests.support.depth import in_gate
 from tests.support.links import Links
 from tests.support.reliable import bodies, bury_all, claim_one, leased, offers

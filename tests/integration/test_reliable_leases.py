@@ -14,7 +14,7 @@ import pytest
 import delayq
 from delayq._reliable.acks import Acknowledger
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import ACK, CLAIM, EXTEND
+from delayq._reliable.scripts import ACK, CLAIM, EXTEND
 from tests.support.reliable import (
     Jobs,
     claim_one,

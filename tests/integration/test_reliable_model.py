@@ -100,7 +100,7 @@ class Live:
     was_due: Moment | None = None
     # How many attempts do not count, how many leases in a row were lost, and whether the message
     # waits as a suspect.
-    forgiven: int = 0
+    uncounted: int = 0
     lost: int = 0
     suspect: bool = False
 
@@ -115,10 +115,10 @@ class Live:
         """Count an attempt whose lease is lost."""
         self.lost += 1
         if self.lost <= 3:
-            self.forgiven += 1
+            self.uncounted += 1
         elif self.lost >= 5:
             # It is to blame for the first three as well.
-            self.forgiven = max(0, self.forgiven - 3)
+            self.uncounted = max(0, self.uncounted - 3)
         self.lease = None
 
 
@@ -167,7 +167,7 @@ class Held:
     lease: object
     id: str
     attempt: int
-    forgiven: int
+    uncounted: int
     over: bool = False
 
 
@@ -267,7 +267,7 @@ class Model:
         if message.expires is not None and message.expires <= self.now:
             if self.kind.get("expired") == "dead":
                 self.die(message, "expired", message.error)
-        elif message.attempts - message.forgiven >= message.max_attempts:
+        elif message.attempts - message.uncounted >= message.max_attempts:
             self.die(message, "attempts", message.error)
         else:
             return False
@@ -564,7 +564,7 @@ class ReliableMachine(RuleBasedStateMachine):
             (m.id, m.value, m.attempts, m.priority, "leased") for m in expected
         ]
         for message, live in zip(messages, expected, strict=True):
-            self.held.append(Held(message, live.lease, live.id, live.attempts, live.forgiven))
+            self.held.append(Held(message, live.lease, live.id, live.attempts, live.uncounted))
 
     @rule(count=st.integers(1, 5))
     def claim(self, count: int) -> None:
@@ -773,7 +773,7 @@ class ReliableMachine(RuleBasedStateMachine):
 
     def failed(self, model: Model, held: Held, delay: int, error: str | None) -> None:
         live = model.live[held.id]
-        if held.attempt - held.forgiven >= live.max_attempts:
+        if held.attempt - held.uncounted >= live.max_attempts:
             model.bury(held, "attempts", error)
         else:
             live.error = error or live.error
@@ -1033,7 +1033,7 @@ class ReliableMachine(RuleBasedStateMachine):
         assert set(stored.leases) == {m.id for m in live.values() if m.lease or m.suspect}
         used = {m.id: m.attempts - bool(m.lease) for m in live.values()}
         assert {key: counts for key, counts in stored.attempts.items() if any(counts)} == {
-            m.id: (used[m.id], m.forgiven) for m in live.values() if used[m.id] or m.forgiven
+            m.id: (used[m.id], m.uncounted) for m in live.values() if used[m.id] or m.uncounted
         }
         assert {key: hours(end) for key, end in stored.expiries.items()} == {
             m.id: m.expires - model.now for m in live.values() if m.expires is not None

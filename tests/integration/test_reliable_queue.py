@@ -15,7 +15,7 @@ import pytest
 
 import delayq
 from delayq import Backoff, Offer
-from delayq._reliable.store import REDRIVE
+from delayq._reliable.scripts import REDRIVE
 from delayq.testing import advance
 from tests.support.reliable import (
     all_values,

@@ -14,7 +14,7 @@ import pytest
 import delayq
 from delayq import Backoff, MessageFailed, NoResult, Offer, ResultTimeout
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import ACK, AWAIT, FINISH
+from delayq._reliable.scripts import ACK, AWAIT, FINISH
 from delayq.codecs import codec_for
 from tests.support.reliable import Jobs, claim_all, claim_one, leased
 from tests.support.reliable_fixtures import LEASE

@@ -16,8 +16,9 @@ import delayq
 from delayq import ConfigurationError, Offer, QueueSettings
 from delayq._reliable import known_settings
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.scripts import CLAIM, OFFER, OFFER_NEW, SCHEDULE, SET_GROUP
 from delayq._reliable.settings import LAYOUT
-from delayq._reliable.store import CLAIM, OFFER, OFFER_NEW, SCHEDULE, SET_GROUP, ReliableStore
+from delayq._reliable.store import ReliableStore
 from delayq.admin.acl import acl_rules
 from tests.support.depth import examples
 from tests.support.reliable_fixtures import raw

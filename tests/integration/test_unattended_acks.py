@@ -13,7 +13,7 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._engine.leases import Batch
-from delayq._reliable.store import ACK
+from delayq._reliable.scripts import ACK
 from tests.support.reliable import Jobs, depths, get
 from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import be_impatient

@@ -14,7 +14,7 @@ import pytest
 
 import delayq
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import REGISTER
+from delayq._reliable.scripts import REGISTER
 from delayq.admin.catalog import list_workers
 from delayq.admin.doctor import diagnose
 from tests.support.reliable_fixtures import faults

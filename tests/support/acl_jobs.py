@@ -18,7 +18,7 @@ from delayq._dashboard.reliable_source import ReliableSource
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.store import POLL_PENDING, TRANSFER
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import CLAIM
+from delayq._reliable.scripts import CLAIM
 from delayq.admin.catalog import list_workers
 from delayq.admin.delayed import DelayedInspector
 from delayq.admin.migrate import migrate

@@ -110,7 +110,7 @@ class Stored:
     tokens: dict[str, str]
     bodies: dict[str, bytes]
     attempts: dict[str, tuple[int, int]]
-    """How many attempts were used before the lease, if there is one, and are forgiven, by id."""
+    """How many attempts were used before the lease, if there is one, and do not count, by id."""
     lost: dict[str, int]
     """How many leases in a row were lost, by id, where there was one."""
     suspects: set[str]
@@ -293,8 +293,8 @@ class Store:
 
 
 def _attempts(record: bytes) -> tuple[int, int]:
-    used, forgiven = record.partition(b":")[0].split(b"-")
-    return int(used), int(forgiven)
+    used, uncounted = record.partition(b":")[0].split(b"-")
+    return int(used), int(uncounted)
 
 
 def hours(microseconds: float) -> int:

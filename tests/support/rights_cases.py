@@ -13,7 +13,7 @@ from delayq import Limit, Offer
 from delayq._engine.store import DUE_COUNTS, RESYNC
 from delayq._redisson import store as delayed
 from delayq._redisson.keys import DelayedKeys
-from delayq._reliable import store as reliable
+from delayq._reliable import scripts as reliable
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.moved_partition import (
     DISCARD,

@@ -30,7 +30,7 @@
 -- Undone by: release_call
 --
 -- Returns {now_us, wait_us, expired, died, listeners, token, {id, ...}, {body, ...}, {position,
--- priority, attempt, forgiven, due, expiry, ...}, suspect, more, {id, ...}, held, period}. wait_us:
+-- priority, attempt, uncounted, due, expiry, ...}, suspect, more, {id, ...}, held, period}. wait_us:
 -- the time until the next message is due, or the next lease or kept slot ends, suspects apart; 0 if
 -- one already is or has, or groups still wait for turns by limits that have changed; -1 if there is
 -- none, the queue is paused, or the claim was given up. listeners: the number of clients that got
@@ -99,14 +99,14 @@ local function fates()
   return unpack(read_fates)
 end
 
-local new = {used = 0, forgiven = 0}
+local new = {used = 0, uncounted = 0}
 local function hand_out(id, priority, record, body, expiry)
   if count > 0 then bytes_left = bytes_left - #body end
   count = count + 1
   ids[count], found_bodies[count] = id, body
   if record ~= new or priority > 0 or expiry then
     local due = record.due and format_score(record.due) or ''
-    for _, detail in ipairs({count, priority, record.used + 1, record.forgiven, due, number_or('', expiry)}) do details[#details + 1] = detail end
+    for _, detail in ipairs({count, priority, record.used + 1, record.uncounted, due, number_or('', expiry)}) do details[#details + 1] = detail end
   end
 end
 
@@ -118,7 +118,7 @@ local function is_gone(id, priority, record, body, expiry)
   if body and record.used > 0 then most = tonumber(string.match(body, '^[%d+e]+x(%d+)')) or most end
   if body and number_or(MAX_SCORE, expiry) < now then
     expired_count, reason = expired_count + 1, fates() == 'dead' and 'expired'
-  elseif body and most > 0 and record.used - record.forgiven >= most then
+  elseif body and most > 0 and record.used - record.uncounted >= most then
     died_count, reason = died_count + 1, 'attempts'
   elseif body then
     return false

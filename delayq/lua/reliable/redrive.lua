@@ -45,7 +45,7 @@ for i, name in ipairs(names) do
     redis.call('HDEL', dead_messages, '\255')
     redis.call('HSET', bodies, id, body)
     if priority > 0 then redis.call('HSET', priorities, id, priority) end
-    return_message(id, {used = 0, forgiven = 0}, now - (#names - i) / 4, now, group_in(body))
+    return_message(id, {used = 0, uncounted = 0}, now - (#names - i) / 4, now, group_in(body))
     delete_letters({name})
   end
 end

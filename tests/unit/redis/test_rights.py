@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from delayq._redis.rights import Rights, checked, commands, commands_tried, is_refusal
 from delayq._redisson import store as delayed
-from delayq._reliable import store as reliable
+from delayq._reliable import scripts as reliable
 from tests.support import lua
 
 

@@ -13,9 +13,9 @@
 --                     newline, payload; enqueued: microseconds in 16 digits, and quarters of one in
 --                     further digits; delay: microseconds, such as 36e8; x: attempts; t:
 --                     microseconds that a handler may take
---   attempts    HASH  id to "used-forgiven:due", where an attempt was used or the due time changed:
+--   attempts    HASH  id to "used-uncounted:due", where an attempt was used or the due time changed:
 --                     the attempts before the lease, if it has one, and how many of them are
---                     forgiven; the due time if it is not that of the body, or nothing; at the end
+--                     uncounted; the due time if it is not that of the body, or nothing; at the end
 --                     ":" and how many leases in a row were lost, if that is not 0
 --   expiries    HASH  id to the end of its time to live, microseconds, where it has one
 --   errors      HASH  id to the last error, where there was one
@@ -89,16 +89,16 @@ local function read_leases(ids, runs, some_kept)
   return ends, given
 end
 
--- Return what is stored about a message's attempts: {used, forgiven, due, lost}. due: nil if the
+-- Return what is stored about a message's attempts: {used, uncounted, due, lost}. due: nil if the
 -- body tells it.
 local function parse_record(text)
-  local used, forgiven, due, lost = string.match(text or '', '^(%d+)%-(%d+):([%d.]*):?(%d*)')
-  return {used = number_or(0, used), forgiven = number_or(0, forgiven), due = number_or(nil, due), lost = number_or(0, lost)}
+  local used, uncounted, due, lost = string.match(text or '', '^(%d+)%-(%d+):([%d.]*):?(%d*)')
+  return {used = number_or(0, used), uncounted = number_or(0, uncounted), due = number_or(nil, due), lost = number_or(0, lost)}
 end
 
 local function save_record(id, record)
   local due, lost = record.due and format_score(record.due) or '', record.lost > 0 and ':' .. record.lost or ''
-  redis.call('HSET', attempts, id, record.used .. '-' .. record.forgiven .. ':' .. due .. lost)
+  redis.call('HSET', attempts, id, record.used .. '-' .. record.uncounted .. ':' .. due .. lost)
 end
 
 -- Return whether a message with this record may only be handed out alone.
@@ -108,13 +108,13 @@ local function is_suspect(record) return record.lost >= 2 end
 local function suspect_score(moment) return string.format('%.0f', math.floor(moment) - MAX_SCORE) end
 
 -- Count the attempt of a lease that is lost. A message that was alone, or has lost five in a row, is
--- to blame for all of these. Otherwise, the first three are forgiven.
+-- to blame for all of these. Otherwise, the first three do not count.
 local function lose(record, ends)
   record.used, record.lost = record.used + 1, record.lost + 1
   if is_alone(ends) or record.lost >= 5 then
-    record.forgiven = math.max(0, record.forgiven - math.min(record.lost - 1, 3))
+    record.uncounted = math.max(0, record.uncounted - math.min(record.lost - 1, 3))
   elseif record.lost <= 3 then
-    record.forgiven = record.forgiven + 1
+    record.uncounted = record.uncounted + 1
   end
 end
 

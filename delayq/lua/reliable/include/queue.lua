@@ -83,7 +83,7 @@ end
 -- Count the messages that have expired and are not leased. All of them are due: see `return_message`.
 local function count_expired(now) return redis.call('ZCOUNT', expiring, '-inf', '(' .. format_score(now)) end
 
--- Return the attempts of a message, and those that are forgiven, with the one of a lost lease.
+-- Return a message's attempts and those that do not count, with the one of a lost lease.
 local function find_record(id, found)
   local record = parse_record(redis.call('HGET', attempts, id))
   if found.lost then lose(record, found.score) end

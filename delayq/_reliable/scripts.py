@@ -1,0 +1,88 @@
+"""The scripts of a reliable queue, and how to run them.
+
+The stores have a typed method for each script and command: :class:`ClaimStore`,
+:class:`LetterStore`, :class:`ScheduleStore` and, with all of these, :class:`ReliableStore`. Nothing
+else knows which script or command a question takes, with which keys, or in which shape its reply
+comes, except for :mod:`delayq._reliable.moved_partition`. Methods that run at once raise the errors
+of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`. For calls that leave in batches,
+or when a queue closes, methods build the :class:`Request` instead. All moments and durations are in
+microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from delayq._redis.scripts import Script
+
+if TYPE_CHECKING:
+    from delayq._redis.client import RedisClient
+    from delayq._reliable.keys import ReliableKeys
+
+OFFER = Script("reliable/offer")
+OFFER_NEW = Script("reliable/offer_new")
+CLAIM = Script("reliable/claim")
+ACK = Script("reliable/ack")
+NACK = Script("reliable/nack")
+RELEASE = Script("reliable/release")
+RELEASE_CALL = Script("reliable/release_call")
+EXTEND = Script("reliable/extend")
+BURY = Script("reliable/bury")
+CANCEL = Script("reliable/cancel")
+FREE_SLOTS = Script("reliable/free_slots")
+RESCHEDULE = Script("reliable/reschedule")
+GET = Script("reliable/get")
+LIST = Script("reliable/list")
+STATS = Script("reliable/stats")
+EVICTED = Script("reliable/evicted")
+MEND = Script("reliable/mend")
+SUMMON = Script("reliable/summon")
+PURGE = Script("reliable/purge")
+REDRIVE = Script("reliable/redrive")
+DROP_DEAD = Script("reliable/drop_dead")
+TRIM_DEAD = Script("reliable/trim_dead")
+FINISH = Script("reliable/finish")
+OUTCOME = Script("reliable/outcome")
+AWAIT = Script("reliable/await")
+RESUME = Script("reliable/resume")
+SCHEDULE = Script("reliable/schedule")
+UNSCHEDULE = Script("reliable/unschedule")
+PAUSE_SCHEDULE = Script("reliable/pause_schedule")
+RESUME_SCHEDULE = Script("reliable/resume_schedule")
+OCCUR = Script("reliable/occur")
+RECUR = Script("reliable/recur")
+REFILL = Script("reliable/refill")
+CONFIGURE = Script("reliable/configure")
+RENUMBER = Script("reliable/renumber")
+VACATE = Script("reliable/vacate")
+REPARTITION = Script("reliable/repartition")
+COPY_SETTINGS = Script("reliable/copy_settings")
+SET_GROUP = Script("reliable/set_group")
+LIST_GROUPS = Script("reliable/list_groups")
+TALLY = Script("reliable/tally")
+ACTIVITY = Script("reliable/activity")
+REGISTER = Script("reliable/register")
+LIST_WORKERS = Script("reliable/list_workers")
+
+
+Part = str | bytes | int
+
+PAGE = 100
+"""How many messages one script reads or drops: a script blocks the whole server while it runs."""
+
+
+class Store:
+    """Runs the scripts of one queue.
+
+    Attributes:
+        client: Runs the calls.
+        keys: The queue's keys.
+    """
+
+    def __init__(self, client: RedisClient, keys: ReliableKeys) -> None:
+        self.client: RedisClient = client
+        self.keys: ReliableKeys = keys
+
+    async def run(self, script: Script, *args: Part) -> Any:
+        """Run a script, and return its reply."""
+        return await self.client.run(script, self.keys.of_script(script), args)
