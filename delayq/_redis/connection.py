@@ -169,19 +169,13 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         owner: The pool that is notified of trouble.
-        is_open: Whether it can be used, as far as we know.
-        is_clean: Whether it can be used, and no data waits for :meth:`read`.
         permits: Until when a check of the user's rights counts, by script and key, the oldest
             first. Kept by :class:`~delayq._redis.rights.Rights`.
     """
 
     def __init__(self, opened: AbstractConnection) -> None:
         """Take over a connection on which no answer is outstanding."""
-        self._loop = asyncio.get_running_loop()
         self.owner: Owner | None = None
-        # Attributes, not properties: every call reads them.
-        self.is_open: bool = True
-        self.is_clean: bool = True
         self.permits: OrderedDict[tuple[str, str], float] = OrderedDict()
         # How many commands in flight allow the server to hold back its answers.
         self._blocking = 0
@@ -191,7 +185,7 @@ class Connection(asyncio.Protocol):
         writer = redis_py._writer
         redis_py._reader = redis_py._writer = None
         self._transport = writer.transport
-        self.pulse: Pulse = Pulse(writer, self._loop.time)
+        self.pulse: Pulse = Pulse(writer, asyncio.get_running_loop().time)
         self._reader: Any = Reader(
             protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_INCOMPLETE
         )
@@ -200,7 +194,7 @@ class Connection(asyncio.Protocol):
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._drained: asyncio.Future[None] | None = None
         self._silence_check: asyncio.TimerHandle | None = None
-        # The error with which the connection ended.
+        # The error with which the connection ended; None while it is open.
         self._failure: Exception | None = None
         _keep_alive(
             self._transport.get_extra_info("socket"),
@@ -213,6 +207,16 @@ class Connection(asyncio.Protocol):
         if self._transport.is_reading():
             self._transport.pause_reading()
         Context().run(self._transport.resume_reading)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used, as far as we know."""
+        return self._failure is None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it can be used, and no data waits for :meth:`read`."""
+        return self._failure is None and self._inbox.empty()
 
     @property
     def bytes_to_send(self) -> int:
@@ -236,7 +240,7 @@ class Connection(asyncio.Protocol):
 
     def ask(self, *command: Any) -> asyncio.Future[Any]:
         """Send a command, and return a future of its answer, or of the error."""
-        future = self._loop.create_future()
+        future = asyncio.get_running_loop().create_future()
         self.call(command, partial(_resolve, future))
         return future
 
@@ -244,15 +248,14 @@ class Connection(asyncio.Protocol):
         self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0
     ) -> None:
         """Send a command; the server may hold back the answer for ``blocks`` seconds."""
-        if not self.is_open:
+        if self._failure is not None:
             raise self._not_sent()
         packed = _packed(command)
         if blocks:
             self._blocking += 1
             on_reply = partial(self._unblocked, on_reply)
-        self._in_flight.append(
-            _SentCommand(on_reply, self._loop.time(), blocks + len(packed) / _SLOWEST)
-        )
+        sent_at = asyncio.get_running_loop().time()
+        self._in_flight.append(_SentCommand(on_reply, sent_at, blocks + len(packed) / _SLOWEST))
         if self._silence_check is None:
             self._watch()
         self._transport.write(packed)
@@ -261,9 +264,10 @@ class Connection(asyncio.Protocol):
         self, calls: Iterable[tuple[Sequence[Any], Callable[[Any], object] | None]]
     ) -> None:
         """Send commands in one piece, each as :meth:`call` does."""
-        if not self.is_open:
+        if self._failure is not None:
             raise self._not_sent()
-        sent_at, packed, commands = self._loop.time(), list[bytes](), list[_SentCommand]()
+        sent_at = asyncio.get_running_loop().time()
+        packed, commands = list[bytes](), list[_SentCommand]()
         for command, on_reply in calls:
             packed.append(_packed(command))
             commands.append(_SentCommand(on_reply, sent_at, len(packed[-1]) / _SLOWEST))
@@ -290,7 +294,7 @@ class Connection(asyncio.Protocol):
 
     def write(self, *command: Any) -> None:
         """Send a command whose answer, if any, goes to :meth:`read`. Raises as :meth:`ask` does."""
-        if not self.is_open:
+        if self._failure is not None:
             raise self._not_sent()
         self._transport.write(_packed(command))
 
@@ -298,7 +302,7 @@ class Connection(asyncio.Protocol):
         """Send a PING as :meth:`write` does. Silence after it counts as a missing answer."""
         self.write("PING")
         if self.pulse.due_since is None:
-            self.pulse.due_since = self._loop.time()
+            self.pulse.due_since = asyncio.get_running_loop().time()
         if self._silence_check is None:
             self._watch()
 
@@ -315,7 +319,6 @@ class Connection(asyncio.Protocol):
         if self._inbox.empty() and not self.is_open:
             raise self._not_sent()
         answer = await self._inbox.get()
-        self.is_clean = self.is_open and self._inbox.empty()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -334,7 +337,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         pulse = self.pulse
-        now = pulse.moved_at = self._loop.time()
+        now = pulse.moved_at = asyncio.get_running_loop().time()
         pulse.due_since = None
         reader = self._reader
         reader.feed(data)
@@ -342,7 +345,6 @@ class Connection(asyncio.Protocol):
             while (answer := reader.gets()) is not _INCOMPLETE:
                 # Looked up each time: a callback may end the connection.
                 if not self._in_flight:
-                    self.is_clean = False
                     self._inbox.put_nowait(answer)
                     continue
                 command = self._in_flight.popleft()
@@ -364,7 +366,7 @@ class Connection(asyncio.Protocol):
         )
 
     def pause_writing(self) -> None:
-        self._drained = self._loop.create_future()
+        self._drained = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
         if self._drained is not None:
@@ -385,7 +387,7 @@ class Connection(asyncio.Protocol):
 
     def _watch(self) -> None:
         """Start the timer that serves all commands sent until it fires."""
-        self._silence_check = self._loop.call_later(
+        self._silence_check = asyncio.get_running_loop().call_later(
             min(DOUBT_AFTER, ANSWER_WITHIN), self._check_silence
         )
 
@@ -400,10 +402,12 @@ class Connection(asyncio.Protocol):
         start = self.silent_since()
         if start is None or not self.is_open:
             return
-        now = self._loop.time()
+        now = asyncio.get_running_loop().time()
         silent = (now if before is None else before) - start
         if before is None and silent >= min(DOUBT_AFTER, ANSWER_WITHIN):
-            self._silence_check = self._loop.call_later(_READ_WITHIN, self._check_silence, now)
+            self._silence_check = asyncio.get_running_loop().call_later(
+                _READ_WITHIN, self._check_silence, now
+            )
             return
         if silent >= ANSWER_WITHIN:
             self.give_up(f"no answer within {ANSWER_WITHIN:g} s")
@@ -411,7 +415,7 @@ class Connection(asyncio.Protocol):
         doubt_in = DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent
         # A large command has more time than those that are sent behind it.
         wait = min(DOUBT_AFTER, doubt_in, ANSWER_WITHIN - silent)
-        self._silence_check = self._loop.call_later(wait, self._check_silence)
+        self._silence_check = asyncio.get_running_loop().call_later(wait, self._check_silence)
         if silent >= DOUBT_AFTER:
             self.pulse.doubted_at = now
             if self.owner is not None:
@@ -421,7 +425,6 @@ class Connection(asyncio.Protocol):
         if not self.is_open:
             return
         self._failure = error
-        self.is_open = self.is_clean = False
         if self._silence_check is not None:
             self._silence_check.cancel()
         if abort:

@@ -15,7 +15,7 @@ BLOCKS_FOR = 2.0
 # After this time writes count as not safe, ms. Redis set to ``everysec`` syncs once a second.
 WITHIN_MS = int(BLOCKS_FOR * 1000)
 
-# What new messages leave free, bytes: for acknowledgements, and for what is already on its way.
+# The space that new messages leave free, bytes: for acknowledgements, and calls in flight.
 _RESERVE = 16 * 2**20
 # On a smaller disk, they leave this part of it free.
 _PARTS = 8

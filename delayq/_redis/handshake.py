@@ -60,6 +60,7 @@ class Opener:
         address: The server, or the Sentinels that name it.
         was_let_in: Whether the address is known to be right.
         """
+        self.label: str = address.label
         self._address = address
         self._was_let_in = was_let_in
         # The one that was right is asked first.

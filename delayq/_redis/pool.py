@@ -99,7 +99,6 @@ class ConnectionPool:
     def __init__(
         self, address: Address | SentinelAddress, limit: int, *, was_let_in: bool = False
     ) -> None:
-        self.label: str = address.label
         self._opener = Opener(address, was_let_in=was_let_in)
         # A stack: the connections at the bottom are not needed if calls are few.
         self._free: list[Connection] = []
@@ -118,6 +117,11 @@ class ConnectionPool:
         # How often connections broke: the next ones may lead to another server.
         self.breaks: int = 0
         _of_this_process.add(self)
+
+    @property
+    def label(self) -> str:
+        """The server as messages name it."""
+        return self._opener.label
 
     @property
     def leads_to_replica(self) -> bool:

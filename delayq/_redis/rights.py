@@ -206,7 +206,7 @@ async def missing_rights(
 class Rights:
     """Remembers for which scripts and queues the user of a connection lately had all rights.
 
-    What it knows is in :attr:`Connection.permits`, where a call finds it at once.
+    Its results are in :attr:`Connection.permits`, where a call finds it at once.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""What the server has of claimed messages: claims, and how they end."""
+"""The calls about claimed messages: claims, and their ends."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,25 @@ _log = logging.getLogger("delayq")
 # runs.
 BATCH = 100
 _RETURN_WITHIN = 0.1
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls that claim, by which the server finds what the last one has handed out, to give it
+    back if its answer is lost.
+
+    Attributes:
+        key: The key of all of them.
+        number: The number of the last one.
+        is_unsure: Whether its answer may be lost.
+        keeps_key: Whether an answer was ever lost: then the key stays, and keeps a call that is
+            late from having any effect.
+    """
+
+    key: str
+    number: int = 0
+    is_unsure: bool = False
+    keeps_key: bool = False
 
 
 class Claims:
@@ -85,13 +105,7 @@ class Claims:
             on_returned=self._given_back,
             services=services,
         )
-        # The calls have a key and a number, so that what the last one has handed out can be given
-        # back if its answer is lost.
-        self._key = store.keys.call(f"{secrets.token_hex(6)}-c")
-        self._number = 0
-        self._is_unsure = False
-        # Once an answer was lost, the key keeps a call that is late from having any effect.
-        self._keeps_key = False
+        self._calls = _Calls(store.keys.call(f"{secrets.token_hex(6)}-c"))
         self._suspect: Claim | None = None
         self.expired: int = 0
         self.died: int = 0
@@ -188,8 +202,8 @@ class Claims:
         with suppress(ServerError, TimeoutError):
             async with asyncio.timeout(max(0.0, until - self._services.clock.local())):
                 await self._recover()
-                if self._number and not self._keeps_key:
-                    await self._store.forget_calls([self._key])
+                if self._calls.number and not self._calls.keeps_key:
+                    await self._store.forget_calls([self._calls.key])
         await self.source.return_queue.aclose(max(0.0, until - self._services.clock.local()))
 
     async def _call(self, take: int, policy: Policy) -> tuple[list[Claim], int, int]:
@@ -208,11 +222,11 @@ class Claims:
         stays_alone, proven_in = False, policy.lease_us / 1_000_000
         try:
             # Assume that the answer is lost until it has been read.
-            self._number += 1
-            self._is_unsure = True
+            self._calls.number += 1
+            self._calls.is_unsure = True
             reply = await self._store.claim(
-                self._key,
-                self._number,
+                self._calls.key,
+                self._calls.number,
                 take,
                 policy,
                 self.wakeups.signature(),
@@ -232,9 +246,9 @@ class Claims:
             # Until this returns, messages that join one that was alone do not begin.
             suspect = await self._add(claims)
             stays_alone = reply.suspect > 1
-            self._is_unsure = False
+            self._calls.is_unsure = False
         except DelayqError as error:
-            self._is_unsure = isinstance(error, OutcomeUnknown)
+            self._calls.is_unsure = isinstance(error, OutcomeUnknown)
             raise
         finally:
             suspects.end_claim()
@@ -300,7 +314,7 @@ class Claims:
 
         Otherwise it would wait for its lease to end.
         """
-        if self._is_unsure:
-            self._keeps_key = True
-            await self._store.release_call(self._key, self._number)
-            self._is_unsure = False
+        if self._calls.is_unsure:
+            self._calls.keeps_key = True
+            await self._store.release_call(self._calls.key, self._calls.number)
+            self._calls.is_unsure = False

@@ -153,9 +153,10 @@ def _endings_by_bits(bits: int) -> Sequence[Sequence[str]]:
     return endings
 
 
-# The largest number of messages in a row for one partition, as many as share a call; and for how
-# long it gets them, in nanoseconds: not for longer, because its server may hang.
-_MESSAGES_PER_TURN = 200
+# The largest number of messages in a row for one partition: as many as share a call, but few if the
+# queue has a limit, of which each partition has a share that only its own messages can use.
+_MESSAGES_PER_TURN, _LIMITED_MESSAGES_PER_TURN = 200, 8
+# How long a partition gets messages, in nanoseconds: not for longer, because its server may hang.
 _TURN_NS = 5_000_000
 
 
@@ -176,14 +177,19 @@ class PartitionRotation:
         # How many more messages the partition gets, and until when; the ids that are prepared for
         # them, and until when these are used.
         self._remaining = 0
+        self._per_turn = _MESSAGES_PER_TURN
         self._turn_ends_ns = 0
         self._ids: Iterator[str] = iter(())
         self._ids_end_ns = 0
         self.partitions: int = 1
 
-    def start_over(self, partitions: int) -> None:
-        """Let this number of partitions take turns from now on."""
+    def start_over(self, partitions: int, *, is_limited: bool) -> None:
+        """Let this number of partitions take turns from now on.
+
+        The turns are short if the queue ``is_limited``.
+        """
         self._remaining, self.partitions = 0, partitions
+        self._per_turn = _LIMITED_MESSAGES_PER_TURN if is_limited else _MESSAGES_PER_TURN
 
     def next(self, failed: Container[int] = ()) -> tuple[int, str]:
         """Return the partition of a message that is sent now, and a new id that lies there.
@@ -209,7 +215,7 @@ class PartitionRotation:
         count, now_ns = self.partitions, time.time_ns()
         # The clock may have been set back.
         if not self._remaining or not 0 < self._turn_ends_ns - now_ns <= _TURN_NS:
-            self._remaining, self._turn_ends_ns = _MESSAGES_PER_TURN, now_ns + _TURN_NS
+            self._remaining, self._turn_ends_ns = self._per_turn, now_ns + _TURN_NS
             for _ in range(count):
                 self._partition = (self._partition + 1) % count
                 if not (self._partition in failed or self._is_unreachable(self._partition)):

@@ -1,4 +1,4 @@
-"""What the server has of dead letters."""
+"""The calls about dead letters."""
 
 from __future__ import annotations
 

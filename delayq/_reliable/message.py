@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import anyio
@@ -127,7 +127,7 @@ def is_instruction(error: BaseException | None) -> bool:
 
 
 class RetryRules(NamedTuple):
-    """What becomes of a message whose attempt has failed.
+    """The rules for a message whose attempt has failed.
 
     Attributes:
         max_attempts: The number of attempts after which it dies, unless it has a limit of its own;
@@ -154,6 +154,7 @@ class MessageContext(Generic[T]):
         hooks: The observers to notify.
         reports: Measures how late messages are, and how long handlers take.
         encode_result: Encodes the result of a handler.
+        variants: The contexts that differ from this one in their retry rules, by these.
     """
 
     codec: Codec[T]
@@ -166,6 +167,13 @@ class MessageContext(Generic[T]):
     hooks: Hooks
     reports: Reports
     encode_result: Callable[[object], bytes]
+    variants: dict[RetryRules, MessageContext[T]] = field(default_factory=dict, compare=False)
+
+    def with_rules(self, rules: RetryRules) -> MessageContext[T]:
+        """Return this context with other retry rules."""
+        if rules not in self.variants:
+            self.variants[rules] = replace(self, retry_rules=rules)
+        return self.variants[rules]
 
 
 class Message(Generic[T]):
@@ -206,7 +214,6 @@ class Message(Generic[T]):
         "_lost",
         "_observation",
         "_parsed",
-        "_retry_rules",
         "_settled",
         "_task",
         "_value",
@@ -231,7 +238,6 @@ class Message(Generic[T]):
         self.state: State = state
         self._claim = claim
         self._context = context
-        self._retry_rules = context.retry_rules
         self._ahead = ahead
         self._error = error
         self._parsed: Body | None = None
@@ -283,7 +289,7 @@ class Message(Generic[T]):
             own = self._parts().max_attempts
         except DecodeError:
             own = None
-        return (self._retry_rules.max_attempts or None) if own is None else own
+        return (self._context.retry_rules.max_attempts or None) if own is None else own
 
     @property
     def is_last_attempt(self) -> bool:
@@ -405,7 +411,7 @@ class Message(Generic[T]):
             await self._die("attempts", text)
             return
         delay_us = microseconds(
-            self._retry_rules.backoff.delay(self.attempt) if delay is None else delay
+            self._context.retry_rules.backoff.delay(self.attempt) if delay is None else delay
         )
         await self._settle(self._context.acknowledger.nack(self._claim, delay_us, text))
 
@@ -728,7 +734,7 @@ class WorkerMessage(Message[T]):
 
     def retry_by(self, rules: RetryRules) -> None:
         """Follow other rules than those of the queue handle."""
-        self._retry_rules = rules
+        self._context = self._context.with_rules(rules)
 
     def begin(self) -> asyncio.Task[object] | None:
         """Begin its block, and return the task in which it runs; do nothing and return None if

@@ -324,7 +324,7 @@ _UNANNOUNCED = -3
 
 
 class OfferOutcome(IntEnum):
-    """What became of a message that was offered: the replies of ``offer.lua``."""
+    """The outcome of offering a message: the replies of ``offer.lua``."""
 
     STORED = 1
     REPLACED = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -44,23 +45,31 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+@dataclass(slots=True)
+class HandleDefaults:
+    """The settings and the codec of handles that are given none.
+
+    Attributes:
+        settings: The settings that handles on this client were given, each by the first that has
+            it.
+        codec: The first codec that a handle on this client was given.
+    """
+
+    settings: Settings
+    codec: Codec[Any] | None = None
+
+
 class OpenReliableQueue:
     """An open reliable queue, in one or more partitions.
 
     Attributes:
-        name: The queue's name.
-        closed: Whether the queue was closed.
-        loop: The client's event loop.
         partitions: The partitions, in order. The first one has the queue's own keys.
         opened_partitions: The same, and behind them any that the queue had before it was given
             fewer while nothing was in it.
         dispatcher: The callers that wait for messages, whichever partition they come from.
         rotation: Chooses the partitions of messages whose ids are generated.
         settings: The queue's settings on the server, as far as this client knows them.
-        handle_settings: The settings that handles on this client were given, each by the first that
-            has it.
-        codec: The first codec that a handle on this client was given.
-        services: The services the queue is built from.
+        defaults: The settings and the codec of handles that are given none.
         closing: A future that is done from the moment when the queue is closed.
         notifications: Notifications about single messages.
         reports: The reports of this client about its work.
@@ -81,13 +90,8 @@ class OpenReliableQueue:
         )
         first = keys_of(0)
         store = ReliableStore(services.server, first)
-        self.name: str = first.name
-        self.closed: bool = False
-        self.services: EngineContext = services
-        self.handle_settings: Settings = given
-        self.codec: Codec[Any] | None = None
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.closing: asyncio.Future[None] = self.loop.create_future()
+        self.defaults: HandleDefaults = HandleDefaults(given)
+        self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.settings: KnownSettings = KnownSettings(
             name,
             lambda index: ReliableStore(services.server, keys_of(index)) if index else store,
@@ -111,9 +115,29 @@ class OpenReliableQueue:
         self._ended_partitions: set[int] = set()
         self.rotation: PartitionRotation = PartitionRotation(self.is_unreachable)
 
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self.opened_partitions[0].keys.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue was closed."""
+        return self.closing.done()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The client's event loop."""
+        return self.closing.get_loop()
+
+    @property
+    def services(self) -> EngineContext:
+        """The services the queue is built from."""
+        return self.dispatcher.services
+
     def check_open(self) -> None:
         """Raise :class:`~delayq.Closed` if the queue was closed."""
-        if self.closed:
+        if self.closing.done():
             raise Closed("the queue is closed")
 
     # Placement
@@ -383,7 +407,7 @@ class OpenReliableQueue:
                 partition.offers.recall()
             opened += map(self._open_partition, range(len(opened), stored.partitions))
             self.partitions = opened[: stored.partitions]
-            self.rotation.start_over(stored.partitions)
+        self.rotation.start_over(stored.partitions, is_limited="limit" in stored.fields)
         self.on_limits_changed(self.partitions)
 
     def on_limits_changed(self, partitions: Sequence[Partition]) -> None:
@@ -431,7 +455,6 @@ class OpenReliableQueue:
     def close(self, last: ShutdownCalls) -> None:
         """Start nothing new, and end every waiting call, when the first partition is closed."""
         if not self.closed:
-            self.closed = True
             self.closing.set_result(None)
             self.reports.close()
             for partition in self.opened_partitions:

@@ -38,7 +38,7 @@ _FINISHED = b"finished"
 
 
 class PartitionOwner(Protocol):
-    """What a partition needs of the open queue that it belongs to."""
+    """The part of the open queue that its partitions use."""
 
     settings: KnownSettings
     dispatcher: Dispatcher[Claim]
@@ -72,12 +72,10 @@ class Partition:
         queue: The queue that it belongs to.
         index: Its number, from 0.
         keys: Its keys.
-        name: Its name on this client.
         store: Its data on the server.
         clock: The clock of its server.
         counters: Counts of what was done.
         claims: Claims due messages for the callers that wait.
-        wakeups: Decides when to claim.
         offers: Stores messages.
         is_listening: Whether this client listens to the queue, or has listened to it.
         closed: Whether the queue was closed.
@@ -92,7 +90,6 @@ class Partition:
         self.queue: PartitionOwner = queue
         self.index: int = index
         self.keys: ReliableKeys = keys
-        self.name: str = keys.name
         self.store: ReliableStore = ReliableStore(services.server, keys)
         self.clock: ServerClock = services.clock
         self.counters: Counters = Counters()
@@ -108,18 +105,27 @@ class Partition:
             probe=lambda: queue.probe([self]),
             on_dropped=self._on_dropped,
         )
-        self.wakeups: WakeupLoop = self.claims.wakeups
         self.offers: PartitionOffers = PartitionOffers(
             index,
             self.store,
             queue.settings,
             self.counters,
             services,
-            wake=self.wakeups.wake,
+            wake=self.claims.wakeups.wake,
             report_soon=queue.reports.report_soon,
         )
         self.is_listening: bool = False
         self.closed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name on this client."""
+        return self.keys.name
+
+    @property
+    def wakeups(self) -> WakeupLoop:
+        """Decides when to claim."""
+        return self.claims.wakeups
 
     # A client may offer to thousands of queues, and needs neither of these for that.
 

@@ -108,10 +108,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
         assert isinstance(first.queue, OpenReliableQueue)
         self._open: OpenReliableQueue = first.queue
         # Settings that this handle was not given come from the others on this client.
-        settings = given.inherit(self._open.handle_settings).inherit(DEFAULTS)
-        self._open.handle_settings = self._open.handle_settings.inherit(given)
-        self._open.codec = self._open.codec or codec
-        self._codec = codec or self._open.codec or JsonCodec()
+        settings = given.inherit(self._open.defaults.settings).inherit(DEFAULTS)
+        self._open.defaults.settings = self._open.defaults.settings.inherit(given)
+        self._open.defaults.codec = self._open.defaults.codec or codec
+        self._codec = codec or self._open.defaults.codec or JsonCodec()
         self._declaration = Declaration(
             self._open.settings, given.declared(), self._open.services, self._open.closing
         )
@@ -693,8 +693,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def keep_codec(self) -> None:
         """Keep other handles of this client from inheriting this handle's codec."""
-        if self._open.codec is self._codec:
-            self._open.codec = None
+        if self._open.defaults.codec is self._codec:
+            self._open.defaults.codec = None
 
     def worker_port(self, concurrency: int) -> WorkerPort:
         """Return the part that a worker uses that handles ``concurrency`` messages at a time."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delayq._durations import moment_us
@@ -58,6 +59,21 @@ _CHECKING_CLIENTS = 2
 _NO_SUCH = -2
 
 
+@dataclass(slots=True)
+class _Round:
+    """One pass over the schedules of a partition, in regular checks of a page each.
+
+    Attributes:
+        cursor: Where the next check begins.
+        has_found_schedules: Whether the checks of this pass have found schedules.
+        goes_on: Whether regular checks go on: the pass before has found schedules.
+    """
+
+    cursor: bytes = b"0"
+    has_found_schedules: bool = False
+    goes_on: bool = True
+
+
 class Recurrence:
     """The recurring messages of one partition of a queue that is open on this client."""
 
@@ -81,20 +97,13 @@ class Recurrence:
         """
         self._store = store
         self._index = index
-        self._name = store.keys.name
         self._dispatcher = dispatcher
         self._free_slots = free_slots
         self._clients = clients
-        self._timer = services.timer
-        self._background = services.background
-        # How often a process checks the schedules, if there are any.
-        self._interval = services.resync_interval
+        self._services = services
         # The schedules that are known to lack their next occurrences.
         self._lacking: set[str] = set()
-        # Where the next check begins, and whether those since the first page have found schedules.
-        self._cursor = b"0"
-        self._has_found_schedules = False
-        self._goes_on = True
+        self._round = _Round()
         self._refilling: set[str] = set()
         self._timeout: Timeout | None = None
         self._closed = False
@@ -133,10 +142,10 @@ class Recurrence:
             # what is missing.
             _log.warning(
                 "queue %r: the occurrences that follow %d messages are not stored yet: %s",
-                self._name,
+                self._store.keys.name,
                 len(claims),
                 error,
-                extra=about(self._name),
+                extra=about(self._store.keys.name),
             )
             outcomes = [Occurrence(is_handed_out=True, moments_ahead=-1)] * len(claims)
             self._lacking.update(_schedule_name(claim.id) for claim in claims)
@@ -181,12 +190,12 @@ class Recurrence:
             self._lacking |= lacking
             raise
         while True:
-            cursor, names = await self._store.schedule_names(self._cursor, _AT_A_TIME)
-            self._has_found_schedules |= bool(names)
+            cursor, names = await self._store.schedule_names(self._round.cursor, _AT_A_TIME)
+            self._round.has_found_schedules |= bool(names)
             added = await self._put_in_place(names)
-            self._cursor = cursor
+            self._round.cursor = cursor
             if cursor == b"0":
-                self._goes_on, self._has_found_schedules = self._has_found_schedules, False
+                self._round = _Round(goes_on=self._round.has_found_schedules)
                 return
             if not added:
                 return
@@ -212,7 +221,7 @@ class Recurrence:
         """Compute more moments of a schedule if the server knows few."""
         if 0 <= moments < _REFILL_BELOW and name not in self._refilling:
             self._refilling.add(name)
-            self._background.spawn(self._refill(name), f"moments of {name}")
+            self._services.background.spawn(self._refill(name), f"moments of {name}")
 
     async def _refill(self, name: str) -> None:
         try:
@@ -225,17 +234,19 @@ class Recurrence:
         except (ServerError, ConfigurationError, BadInput, UnreadableSchedule) as error:
             _log.warning(
                 "queue %r: cannot compute the occurrences of schedule %r here: %s",
-                self._name,
+                self._store.keys.name,
                 name,
                 error,
-                extra=about(self._name),
+                extra=about(self._store.keys.name),
             )
         finally:
             self._refilling.discard(name)
 
     def _check_later(self) -> None:
         if self._timeout is None and not self._closed:
-            self._timeout = self._timer.new_timeout(lambda _: self._on_timeout(), self._interval)
+            self._timeout = self._services.timer.new_timeout(
+                lambda _: self._on_timeout(), self._services.resync_interval
+            )
 
     def _on_timeout(self) -> None:
         self._timeout = None
@@ -246,7 +257,9 @@ class Recurrence:
 
     def _check_soon(self) -> None:
         if not self._closed:
-            self._background.spawn(self._check_and_go_on(), f"schedules of {self._name}")
+            self._services.background.spawn(
+                self._check_and_go_on(), f"schedules of {self._store.keys.name}"
+            )
 
     async def _check_and_go_on(self) -> None:
         try:
@@ -257,12 +270,12 @@ class Recurrence:
                 raise
             _log.warning(
                 "queue %r: checking the schedules failed: %s",
-                self._name,
+                self._store.keys.name,
                 error,
-                extra=about(self._name),
+                extra=about(self._store.keys.name),
             )
         else:
-            if self._goes_on:
+            if self._round.goes_on:
                 self._check_later()
 
 

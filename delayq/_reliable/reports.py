@@ -71,45 +71,41 @@ class Reports:
         stats: Returns what this client has done with the queue.
         oldest: Returns up to some number of the messages it handles, those begun first.
         """
-        self.lateness: Sampler = Sampler()
-        self.handling: Sampler = Sampler()
+        self._counts = _Counts(store, stats)
+        self.lateness: Sampler = self._counts.lateness
+        self.handling: Sampler = self._counts.handling
         self.report_soon: Callable[[], object] = partial(services.at_recheck, self._report)
-        self._store = store
-        self._name = store.keys.name
-        self._loop = asyncio.get_running_loop()
         self._services = services
         self._settings = settings
-        self._stats = stats
         self._oldest = oldest
-        self._counted: dict[str, int] = dict(NO_COUNTS)
         self._entry = _Entry(store, services)
         self._sending: asyncio.Task[Any] | None = None
-        self._not_before = 0.0
-        self._is_refused = self._has_warned = self._closed = False
+        # Until when nothing is reported: after each report; and after the server has refused one.
+        self._not_before = self._refused_until = 0.0
+        self._closed = False
 
     def _report(self) -> bool:
         """Report what is new. Return whether some may be left, because a report may fail."""
         self.report()
-        return not self._closed and counts_of(self._stats()) != self._counted
+        return not self._closed and self._counts.are_new()
 
     def report(self, *, at_once: bool = False) -> None:
         """Report what is new. This is called with every re-check, and waits for nothing.
 
         ``at_once`` says that a worker has stopped: it does not wait for the next re-check.
         """
-        now = self._loop.time()
-        if self._closed or (now < self._not_before and (self._is_refused or not at_once)):
+        now = asyncio.get_running_loop().time()
+        if self._closed or now < self._refused_until or (now < self._not_before and not at_once):
             return
         if self._sending is not None and not self._sending.done():
             if at_once:
                 self._sending.add_done_callback(lambda _: self.report(at_once=True))
             return
-        stats = self._stats()
-        work = self._work(stats, has_stopped=at_once)
-        if counts_of(stats) != self._counted or self._entry.is_due(work):
+        work = self._work(self._counts.stats(), has_stopped=at_once)
+        if self._counts.are_new() or self._entry.is_due(work):
             self._not_before = now + _APART * self._services.resync_interval
             self._sending = self._services.background.spawn(
-                self._send(work), f"reports of {self._name}"
+                self._send(work), f"reports of {self._counts.store.keys.name}"
             )
 
     def close(self) -> None:
@@ -122,7 +118,7 @@ class Reports:
             async with asyncio.timeout_at(deadline):
                 if self._sending is not None:
                     await asyncio.wait((self._sending,))
-                if not self._is_refused:
+                if asyncio.get_running_loop().time() >= self._refused_until:
                     await self._send(None)
 
     def _work(self, stats: QueueStats, *, has_stopped: bool) -> Work | None:
@@ -144,26 +140,48 @@ class Reports:
     async def _send(self, work: Work | None) -> None:
         """Report what is new, and that the client works, or that it does not work any more."""
         try:
-            await asyncio.gather(self._send_counts(), self._entry.update(work))
-            self._is_refused = False
+            await asyncio.gather(self._counts.send(), self._entry.update(work))
         except ServerRefused as error:
             if not is_refusal(str(error)):
                 # The server is full, say: the next report tries again.
                 return
-            self._not_before = self._loop.time() + max(_REFUSED_FOR, self._services.resync_interval)
-            self._is_refused = True
-            if not self._has_warned:
-                self._has_warned = True
+            has_warned = self._refused_until > 0
+            pause = max(_REFUSED_FOR, self._services.resync_interval)
+            self._refused_until = asyncio.get_running_loop().time() + pause
+            if not has_warned:
                 log(
                     WARNING,
-                    self._name,
+                    self._counts.store.keys.name,
                     "the history of the queue and the list of its workers leave out what this"
                     " process does: %s",
                     error,
                 )
 
-    async def _send_counts(self) -> None:
-        counts, before = counts_of(self._stats()), self._counted
+
+class _Counts:
+    """The counts of this client in the history.
+
+    Attributes:
+        store: The data of the queue's first partition.
+        stats: Returns what this client has done with the queue.
+        lateness: Measures how long after they were due messages are handed out.
+        handling: Measures how long handlers take.
+    """
+
+    def __init__(self, store: ReliableStore, stats: Callable[[], QueueStats]) -> None:
+        self.store: ReliableStore = store
+        self.stats: Callable[[], QueueStats] = stats
+        self.lateness: Sampler = Sampler()
+        self.handling: Sampler = Sampler()
+        self._counted: dict[str, int] = dict(NO_COUNTS)
+
+    def are_new(self) -> bool:
+        """Return whether some are to be sent."""
+        return counts_of(self.stats()) != self._counted
+
+    async def send(self) -> None:
+        """Send what is new. Raises ServerRefused."""
+        counts, before = counts_of(self.stats()), self._counted
         if counts == before:
             return
         late, handling = self.lateness.drain(), self.handling.drain()
@@ -171,7 +189,7 @@ class Reports:
         # Set first: if the reply is lost, these may have been counted, and must not be twice.
         self._counted = counts
         try:
-            await self._store.tally(packed(new, late, handling))
+            await self.store.tally(packed(new, late, handling))
         except OutcomeUnknown:
             pass
         except ServerError as error:

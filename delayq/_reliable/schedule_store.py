@@ -1,4 +1,4 @@
-"""What the server has of recurring messages."""
+"""The calls about recurring messages."""
 
 from __future__ import annotations
 

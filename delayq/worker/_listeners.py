@@ -149,7 +149,7 @@ def check_count(name: str, count: int) -> None:
         raise BadInput(f"{name} must be an int of at least 1, not {count!r}")
 
 
-# What becomes of a message whose handler has raised
+# After a handler has raised
 
 
 @dataclass(frozen=True)

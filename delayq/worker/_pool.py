@@ -202,7 +202,7 @@ class Pool:
         is_reserved = feed in plan.reserved
         end_count = plan.end_count
         wait: float | None = 0.0 if is_reserved or self._burst else None
-        if self._burst and feed.is_held:
+        if feed in plan.held:
             # Messages are due, and come when a limit lets them.
             wait = _HELD_CLAIM_WAIT
         if not plan.free(feed):
@@ -223,8 +223,10 @@ class Pool:
             self._watch(feed)
         if self._burst:
             # After a claim that waits, the server is asked.
-            feed.is_held = not (claimed or wait) and await feed.port.is_held()
-            if not claimed and not feed.is_held:
+            plan.held.discard(feed)
+            if not (claimed or wait) and await feed.port.is_held():
+                plan.held.add(feed)
+            elif not claimed:
                 feed.empty_at = -1 if wait else end_count
                 self._stop_if_done()
                 await asyncio.sleep(_EMPTY_FEED_INTERVAL if plan.is_at_work else 0)

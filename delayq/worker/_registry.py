@@ -1,4 +1,4 @@
-"""What a worker handles, and with what: its listeners, tasks, dependencies and middleware."""
+"""The registry of a worker: its listeners, tasks, dependencies and middleware."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _call_task(task: Task[Any, Any], call: Call, /, **injected: Any) -> Any:
 
 @dataclass
 class Registry:
-    """What is registered with a worker.
+    """The listeners, tasks, dependencies and middleware of a worker.
 
     Attributes:
         built_in: The types that every handler may ask for, besides :class:`Message`.

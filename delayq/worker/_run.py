@@ -51,7 +51,7 @@ class Run:
         instances: dict[Any, Any],
     ) -> None:
         """Args:
-        registry: What is handled, and with what.
+        registry: The listeners and tasks, with their dependencies.
         client: The client whose queues are handled.
         stop: Says when to stop.
         stack: Closes what the run opens.

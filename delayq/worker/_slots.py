@@ -54,7 +54,6 @@ class Feed:
         begin_count: Number of its messages that have begun.
         duration: The mean time that handling one message takes, in seconds; None if unknown.
         has_turn: Whether it is in line for a slot.
-        is_held: Whether messages are due that a limit holds back, as far as it knows, in a burst.
         empty_at: Number of handlers that had ended when the queue was last found empty, in a burst.
     """
 
@@ -77,7 +76,6 @@ class Feed:
         self.begin_count: int = 0
         self.duration: float | None = None
         self.has_turn: bool = False
-        self.is_held: bool = False
         self.empty_at: int = -1
 
 
@@ -89,6 +87,8 @@ class SlotPlan:
         max_running: Maximum number of handlers that run.
         turns: The feeds that have something to do, in the order of their turns.
         reserved: The feeds for which a slot is reserved, in order.
+        held: The feeds that have due messages which a limit holds back, as far as is known, in a
+            burst.
         running: Number of handlers that are running.
         end_count: Number of handlers that have ended.
     """
@@ -103,6 +103,7 @@ class SlotPlan:
         self._used_slots = 0
         self.turns: deque[Feed] = deque()
         self.reserved: dict[Feed, None] = {}
+        self.held: set[Feed] = set()
         # Feeds whose messages went back, and no slot has been free since.
         self._parked: set[Feed] = set()
         self.running: int = 0

@@ -1,4 +1,4 @@
-"""Workers: what is registered with them, and their life from start to graceful stop."""
+"""Workers: their registration of listeners, and their life from start to graceful stop."""
 
 from __future__ import annotations
 

@@ -611,8 +611,8 @@ class ReliableMachine(RuleBasedStateMachine):
         """
         model = self.next_step()
         claims = self.queue._open.partitions[0].claims
-        claims._number += 1
-        claims._is_unsure = True
+        claims._calls.number += 1
+        claims._calls.is_unsure = True
         if not is_late:
             at_work = model.at_work
             for message in model.claim(count):
@@ -628,7 +628,7 @@ class ReliableMachine(RuleBasedStateMachine):
         partition = self.queue._open.partitions[0]
         claims, held = partition.claims, self.suspects.held
         return await partition.store.claim(
-            *(claims._key, claims._number, count, self.queue._consumer.policy, ""),
+            *(claims._calls.key, claims._calls.number, count, self.queue._consumer.policy, ""),
             may_be_suspect=held is None or held is claims._suspect,
             held=held if held is claims._suspect else None,
             alone=False,

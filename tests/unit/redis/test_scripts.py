@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 import delayq._engine.store
 import delayq._redisson.store
 import delayq._reliable.moved_partition
-import delayq._reliable.store
+import delayq._reliable.scripts
 import delayq.testing.time_travel
 from delayq._redis.scripts import (
     Script,
@@ -36,7 +36,7 @@ STORES = (
     delayq._redisson.store,
     delayq._engine.store,
     delayq._reliable.moved_partition,
-    delayq._reliable.store,
+    delayq._reliable.scripts,
     delayq.testing.time_travel,
 )
 
