@@ -160,9 +160,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
         return [bool(done) for done in await self.run(scripts.CANCEL, int(leased), *ids)]
 
     async def reschedule(self, ids: Sequence[str | bytes], when: When) -> list[bool]:
-        """Make messages due then that no worker has, and return which were
-        there.
-        """
+        """Give messages that no worker has a new due time, and return which were there."""
         return [bool(done) for done in await self.run(scripts.RESCHEDULE, when, *ids)]
 
     async def get(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002

@@ -55,6 +55,26 @@ def test_the_module_map_is_made_from_the_docstrings_of_today() -> None:
     )
 
 
+def test_the_code_in_the_guide_for_contributors_is_in_the_package() -> None:
+    sources = [
+        dedent_all(path.read_text("utf-8"))
+        for path in PACKAGE.rglob("*")
+        if path.suffix in {".py", ".lua"}
+    ]
+    guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    blocks = re.findall(r"^( *)```(?:python|lua)\n(.*?)^\1```", guide, re.DOTALL | re.MULTILINE)
+    excerpts = [part for _, block in blocks for part in re.split(r"\n\s*\n\s*\n", block)]
+    assert len(excerpts) > 4
+    for excerpt in excerpts:
+        text = dedent_all(excerpt).strip()
+        assert any(text in source for source in sources), f"not in the package:\n{excerpt}"
+
+
+def dedent_all(text: str) -> str:
+    """Return a text without blank lines, and without the white space before and after lines."""
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+
 def test_each_target_of_make_that_a_page_names_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     for page in PAGES:
