@@ -164,7 +164,9 @@ class Claims:
                 # Every message that the call examined is gone, and there are more; or groups still
                 # wait for turns by limits that have changed.
                 await asyncio.sleep(0)
-            self.source.end(claims, has_more=wait == 0)
+            # Nothing else is for those who got a suspect.
+            has_suspect = bool(claims) and claims[0].is_suspect
+            self.source.end(claims, has_more=wait == 0 and not has_suspect)
             # Partitions take turns.
             turn = CallOutcome.MORE_DUE if self._settings.stored.partitions > 1 else 0
             return due_us(now, wait) or turn

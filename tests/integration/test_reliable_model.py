@@ -103,12 +103,13 @@ class Live:
     uncounted: int = 0
     lost: int = 0
     suspect: bool = False
-
+    # The hour at which its last lease was lost: until then, it could not expire.
+    lost_at: int = 0
     # When it is due at the latest: a claim drops it as soon as it has expired.
     due_at_most: Moment | None = None
 
     def wait_until(self, moment: Moment) -> None:
-        self.lease, self.lost, self.suspect = None, 0, False
+        self.lease, self.lost, self.suspect, self.lost_at = None, 0, False, 0
         self.moment = moment if self.due_at_most is None else min(moment, self.due_at_most)
 
     def lose(self) -> None:
@@ -119,7 +120,7 @@ class Live:
         elif self.lost >= 5:
             # It is to blame for the first three as well.
             self.uncounted = max(0, self.uncounted - 3)
-        self.lease = None
+        self.lease, self.lost_at = None, self.moment[0]
 
 
 @dataclass
@@ -331,7 +332,7 @@ class Model:
     def give_back(self, message: Live) -> None:
         assert message.was_due is not None
         message.moment, message.attempts = message.was_due, message.attempts - 1
-        message.lease, message.suspect = None, message.lost > 1
+        message.lease, message.suspect, message.lost_at = None, message.lost > 1, 0
 
     def die(self, message: Live, reason: str, error: str | None) -> None:
         name = key = message.id.partition("\0")[0]
@@ -426,7 +427,7 @@ class Model:
         if dies := self.dies(key):
             attempts = [] if record is None else record.attempts_of(dies.value)
             # A worker may have had it meanwhile.
-            died = max(dies.expires or 0, dies.moment[0] if dies.lease else 0)
+            died = max(dies.expires or 0, dies.moment[0] if dies.lease else dies.lost_at)
             return ("dead", dies.offered, died, attempts, None, dies.error or "expired")
         if isinstance(end, Dead):
             attempts = [] if record is None else record.attempts_of(end.value)
