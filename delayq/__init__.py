@@ -51,9 +51,10 @@ if typing.TYPE_CHECKING:
     from delayq._redisson.delivery import Delivery
     from delayq._redisson.queue import DelayedQueue, Receipt
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
+    from delayq._reliable.failures import Reject, RetryAfter, Snooze
     from delayq._reliable.groups import Group, Groups
     from delayq._reliable.limits import Limit
-    from delayq._reliable.message import Message, Reject, RetryAfter, Snooze
+    from delayq._reliable.message import Message
     from delayq._reliable.offers import Offer
     from delayq._reliable.outcomes import Attempt, MessageHistory
     from delayq._reliable.queue import ReliableQueue
@@ -154,11 +155,11 @@ _HOMES = {
     "QueueSettings": "_reliable.settings",
     "QueueStats": "stats",
     "Receipt": "_redisson.queue",
-    "Reject": "_reliable.message",
+    "Reject": "_reliable.failures",
     "ReliableQueue": "_reliable.queue",
-    "RetryAfter": "_reliable.message",
+    "RetryAfter": "_reliable.failures",
     "Schedule": "_reliable.schedules",
-    "Snooze": "_reliable.message",
+    "Snooze": "_reliable.failures",
     "StringCodec": "codecs",
     "Task": "tasks",
     "Tasks": "tasks",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from delayq._reliable.bodies import Body, parse, parse_letter
-from delayq._reliable.error_text import unpack_error
+from delayq._reliable.failures import unpack_error
 
 if TYPE_CHECKING:
     from delayq._redisson.records import PendingRecord

@@ -52,7 +52,7 @@ class Reader(Generic[Item]):
         self._fetching: WaitingCaller[Item] | None = None
         # Checks the pace after a moment, while items wait.
         self._watch: Timeout | None = None
-        # The value of :attr:`Batch.waited` when the loop was last late.
+        # The value of :attr:`Batch.ack_time` when the loop was last late.
         self._late_waited = 0.0
 
     async def batches(
@@ -76,22 +76,22 @@ class Reader(Generic[Item]):
                     # A loop that never awaits would keep the call from being sent.
                     for _ in range(_ITERATIONS_TO_SEND):
                         await asyncio.sleep(0)
-                ahead.waited, ahead.fetching = 0.0, self._fetching is not None
+                ahead.ack_time, ahead.is_fetching = 0.0, self._fetching is not None
                 self._late_waited = 0.0
                 self._pace.begin_batch(count, started)
-                if self._watch is None and (count > 1 or ahead.fetching):
+                if self._watch is None and (count > 1 or ahead.is_fetching):
                     self._watch = dispatcher.services.timer.new_timeout(
                         self._check_pace, prefetch.WITHIN
                     )
                 yield ahead
-                self._pace.end_batch(now() - started - ahead.waited)
+                self._pace.end_batch(now() - started - ahead.ack_time)
 
     def return_if_late(self, late: float) -> None:
         """Return what is in hand if the loop comes for the next item ``late`` seconds later than a
         moment after the one before, unless it has waited for acknowledgements.
         """
-        waited = self.ahead.waited - self._late_waited
-        self._late_waited = self.ahead.waited
+        waited = self.ahead.ack_time - self._late_waited
+        self._late_waited = self.ahead.ack_time
         if late > waited:
             self._return_all_but(0)
 
@@ -117,7 +117,7 @@ class Reader(Generic[Item]):
         """Remove and return all items that are in hand or were fetched."""
         items = list(self.ahead)
         self.ahead.clear()
-        self.ahead.fetching = False
+        self.ahead.is_fetching = False
         for caller in (self._awaiting, self._fetching):
             if caller is not None and self._dispatcher is not None:
                 self._dispatcher.leave(caller)
@@ -167,7 +167,7 @@ class Reader(Generic[Item]):
             return
         now = dispatcher.loop.time()
         if now >= pace.check_at:
-            if not ahead.is_settling:
+            if not ahead.awaits_ack:
                 in_flight = 0 if fetching is None else len(fetching.items)
                 keep = pace.messages_to_keep(len(ahead), len(ahead) + in_flight)
                 if keep is not None:

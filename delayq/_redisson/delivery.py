@@ -2,23 +2,113 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
-from delayq._engine.leases import LOST, paced, settle_quietly
+from delayq._engine.leases import (
+    LEASE_ENDED,
+    MAX_LEASES,
+    Acknowledger,
+    await_ack,
+    check_outcome,
+    fresh_until,
+    settle_quietly,
+)
 from delayq._generics import T
+from delayq._redisson.store import BATCH
 from delayq.errors import Closed, LeaseLost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
+    from delayq._engine.context import Counters, EngineContext
     from delayq._engine.lease_keeper import LeaseKeeper
     from delayq._engine.leases import Batch
-    from delayq._redisson.leases import Lease, Leases
+    from delayq._redis.scripts import Request
+    from delayq._redisson.store import DelayedStore, Transferred
+
+# The ends of the tokens of one call's leases, as transfer.lua makes them.
+_TOKEN_SUFFIXES = tuple(f":{number:03}" for number in range(1, BATCH + 1))
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A payload that is leased to this client until a moment of the server's clock.
+
+    Attributes:
+        token: Identifies the lease on the server.
+        ends_us: When the lease ends, in microseconds.
+        fresh_until: Local time until which at least half of the lease is left, in seconds.
+    """
+
+    token: str
+    payload: bytes = field(repr=False)
+    ends_us: int
+    fresh_until: float
+
+
+class LeaseAcknowledger(Acknowledger[Lease]):
+    """Ends and extends the leases of one queue's messages."""
+
+    def __init__(
+        self,
+        store: DelayedStore,
+        services: EngineContext,
+        on_due: Callable[[int], None],
+        counters: Counters,
+    ) -> None:
+        """Call ``on_due`` with the due time of each message offered again, in microseconds."""
+        super().__init__(store.keys.name, services, counters)
+        self._store = store
+        self._on_due = on_due
+
+    async def nack(self, lease: Lease, delay_us: int) -> None:
+        """Offer the message again, due after ``delay_us`` microseconds. Raises as
+        :meth:`Delivery.nack`.
+        """
+        due_us = await self._store.nack(lease.token, delay_us)
+        if due_us is None:
+            raise LeaseLost(LEASE_ENDED)
+        self._counters.retried += 1
+        self._on_due(due_us)
+
+    async def extend(self, leases: Sequence[Lease], lease_us: int) -> list[bool]:
+        """Extend leases to end ``lease_us`` microseconds from now. Return which are still ours."""
+        are_ours: list[bool] = []
+        for at in range(0, len(leases), MAX_LEASES):
+            page = leases[at : at + MAX_LEASES]
+            ends_us, page_outcomes = await self._store.extend(
+                [lease.token for lease in page], lease_us
+            )
+            for lease, is_ours in zip(page, page_outcomes, strict=True):
+                if is_ours:
+                    lease.ends_us = ends_us
+                    lease.fresh_until = fresh_until(self._clock, ends_us, lease_us)
+            are_ours += page_outcomes
+        return are_ours
+
+    def create(self, call: str, reply: Transferred, lease_us: int) -> list[Lease]:
+        """Create the leases of one call's payloads, with the tokens that ``transfer.lua`` makes."""
+        ends_us = reply.lease_ends_us(lease_us)
+        fresh = fresh_until(self._clock, ends_us, lease_us)
+        return [
+            Lease(call + suffix, payload, ends_us, fresh)
+            for suffix, payload in zip(_TOKEN_SUFFIXES, reply.payloads, strict=False)
+        ]
+
+    async def release(self, lease: Lease) -> None:
+        """Give an untouched message back to the head of the ready list."""
+        await self._store.send(self._store.release_request([lease.token]))
+
+    def _ack_request(self, leases: Sequence[Lease], slot: int) -> Request:
+        del slot
+        return self._store.ack_request([lease.token for lease in leases])
 
 
 class Delivery(Generic[T]):
@@ -36,13 +126,13 @@ class Delivery(Generic[T]):
         value: The message's value.
     """
 
-    __slots__ = ("_ahead", "_keeper", "_lease", "_leases", "_retry_us", "_settled", "value")
+    __slots__ = ("_acknowledger", "_ahead", "_keeper", "_lease", "_retry_us", "_settled", "value")
 
     def __init__(
         self,
         value: T,
         lease: Lease,
-        leases: Leases,
+        acknowledger: LeaseAcknowledger,
         keeper: LeaseKeeper[Lease],
         retry_us: int,
         ahead: Batch[Any] | None = None,
@@ -50,7 +140,7 @@ class Delivery(Generic[T]):
         """Take the wait after a block raised, microseconds, and the messages that come next."""
         self.value: T = value
         self._lease = lease
-        self._leases = leases
+        self._acknowledger = acknowledger
         self._keeper = keeper
         self._retry_us = retry_us
         self._settled = False
@@ -71,7 +161,7 @@ class Delivery(Generic[T]):
                 redelivered when the lease ends.
             Closed: The queue or client is closed; the message is redelivered, too.
         """
-        await self._leases.ack(self._lease)
+        check_outcome(await self._acknowledger.ack(self._lease))
         self._done()
 
     async def nack(self, delay: Duration | None = None) -> None:
@@ -83,7 +173,7 @@ class Delivery(Generic[T]):
         Raises:
             BadDelay: As for :meth:`DelayedQueue.offer`. Otherwise as :meth:`ack`.
         """
-        await self._leases.nack(
+        await self._acknowledger.nack(
             self._lease, self._retry_us if delay is None else microseconds(delay)
         )
         self._done()
@@ -91,9 +181,9 @@ class Delivery(Generic[T]):
     async def extend(self, duration: Duration) -> None:
         """Make the lease end ``duration`` (seconds, timedelta) from now. Raises as :meth:`nack`."""
         lease_us = microseconds(duration, "lease")
-        (mine,) = await self._leases.extend([self._lease], lease_us)
-        if not mine:
-            raise LeaseLost(LOST)
+        (is_ours,) = await self._acknowledger.extend([self._lease], lease_us)
+        if not is_ours:
+            raise LeaseLost(LEASE_ENDED)
         self._keeper.extended(self._lease, lease_us)
 
     async def __aenter__(self) -> Self:
@@ -117,20 +207,21 @@ class Delivery(Generic[T]):
         if (
             error is None
             and ahead is not None
-            and (ahead or ahead.fetching)
-            and self._leases.ack_and_forget(self._lease, ahead.most_unanswered)
+            and (ahead or ahead.is_fetching)
+            and self._acknowledger.ack_and_forget(self._lease, ahead.max_unanswered)
         ):
             self._settled = True
             return
         if error is None:
             # Shielded: a handled message is acknowledged even if its handler is cancelled now.
             with anyio.CancelScope(shield=True):
-                await paced(ahead, self.ack())
+                await await_ack(ahead, self.ack())
         else:
-            back = (
-                self.nack() if isinstance(error, Exception) else self._leases.release(self._lease)
+            acknowledger = self._acknowledger
+            call = (
+                self.nack() if isinstance(error, Exception) else acknowledger.release(self._lease)
             )
-            await settle_quietly(back, self._leases.name)
+            await settle_quietly(call, acknowledger.name)
 
     def _done(self) -> None:
         self._settled = True

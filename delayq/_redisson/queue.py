@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     from delayq._engine.batcher import Batcher
     from delayq._engine.session import Session
+    from delayq._redisson.delivery import Lease
     from delayq._redisson.keys import DelayedKeys
-    from delayq._redisson.leases import Lease
     from delayq._redisson.records import Offer, Stored
     from delayq.codecs import Codec
 
@@ -466,9 +466,9 @@ class DelayedQueue(Generic[T]):
     ) -> AsyncGenerator[Delivery[T], None]:
         transfer = self._open.transfer
         leased = transfer.leased_callers(lease_us)
-        keeper, leases, counts, now, within = (
+        keeper, acknowledger, counts, now, within = (
             leased.keeper,
-            transfer.leases,
+            transfer.acknowledger,
             self._open.counts,
             asyncio.get_running_loop().time,
             prefetch.WITHIN,
@@ -499,7 +499,7 @@ class DelayedQueue(Generic[T]):
                         transfer.take_calls.report(error)
                     else:
                         counts.delivered += 1
-                        yield Delivery(value, lease, leases, keeper, retry_us, batch)
+                        yield Delivery(value, lease, acknowledger, keeper, retry_us, batch)
 
     # Closing
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._redis.client import Confirmation
     from delayq._redis.return_calls import ShutdownCalls
-    from delayq._redisson.leases import Lease
+    from delayq._redisson.delivery import Lease
     from delayq._redisson.store import DelayedStore, Transferred
 
 _log = logging.getLogger("delayq")

@@ -15,7 +15,7 @@ from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import CallOutcome, due_us
 from delayq._logging import about
 from delayq._redis.return_calls import ReturnCall
-from delayq._redisson.leases import Lease, Leases
+from delayq._redisson.delivery import Lease, LeaseAcknowledger
 from delayq._redisson.ready_watch import ReadyWatch
 from delayq._redisson.store import BATCH
 from delayq._redisson.take_calls import TakeCalls
@@ -63,7 +63,9 @@ class TransferTask:
             lambda: self.waiting,
         )
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
-        self.leases: Leases = Leases(store, services, self.wakeups.on_due, self.counts)
+        self.acknowledger: LeaseAcknowledger = LeaseAcknowledger(
+            store, services, self.wakeups.on_due, self.counts
+        )
         source: ClaimSource[bytes] = self._new_source(self.take_calls.return_payloads, len)
         self.dispatcher: Dispatcher[bytes] = source.dispatcher
         # By the length of their leases (0: for good), those that have waited longest first.
@@ -92,7 +94,7 @@ class TransferTask:
                 del self._sources[unused]
             source: ClaimSource[Lease] = self._new_source(self._release, lambda _: 0)
             keeper = LeaseKeeper(
-                self._store.keys.name, lease_us, self.leases.extend, self._services
+                self._store.keys.name, lease_us, self.acknowledger.extend, self._services
             )
             self._leased[lease_us] = LeasedCallers(source.dispatcher, keeper)
             self._sources = {lease_us: source, **self._sources}
@@ -170,7 +172,7 @@ class TransferTask:
         if reply.payloads and lease_us in self._sources:
             self._sources[lease_us] = self._sources.pop(lease_us)
         source.end(
-            self.leases.create(call, reply, lease_us) if lease_us else reply.payloads,
+            self.acknowledger.create(call, reply, lease_us) if lease_us else reply.payloads,
             has_more=reply.ready_count > 0 or reply.wait_us == 0,
         )
         self._emptied = not reply.ready_count
@@ -215,7 +217,7 @@ class TransferTask:
     async def aclose(self, grace: float) -> None:
         """Wait until the calls written by :meth:`close` have arrived: ``grace`` seconds at most."""
         await asyncio.gather(
-            self.leases.aclose(grace),
+            self.acknowledger.aclose(grace),
             *(source.return_queue.aclose(grace) for source in self._sources.values()),
         )
         await self.wakeups.aclose(0)

@@ -1,31 +1,36 @@
-"""Claims the due messages of one partition and hands them to the callers waiting on this client."""
+"""The claims of one partition: takes due messages for the callers waiting on this client, and ends
+and extends their leases.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delayq._engine.leases import fresh_until
+from delayq._engine.leases import MAX_LEASES, Acknowledger, check_outcome, fresh_until
 from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import CallOutcome, due_us
-from delayq._logging import about
+from delayq._logging import about, log
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.return_calls import ReturnCall
-from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
+from delayq._reliable.outcomes import attempt_of
+from delayq._reliable.replies import Claim
+from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._engine.context import EngineContext
+    from delayq._engine.context import Counters, EngineContext
     from delayq._engine.dispatcher import ClaimSource, Dispatcher
     from delayq._engine.stagger import TransferNotice
+    from delayq._redis.scripts import Request
     from delayq._reliable.known_settings import KnownSettings
-    from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy
     from delayq._reliable.store import ReliableStore
 
@@ -320,3 +325,169 @@ class Claims:
             self._calls.keeps_key = True
             await self._store.release_call(self._calls.key, self._calls.number)
             self._calls.is_unsure = False
+
+
+class ClaimAcknowledger(Acknowledger[Claim]):
+    """Ends and extends the leases of one partition's messages."""
+
+    def __init__(
+        self,
+        store: ReliableStore,
+        services: EngineContext,
+        counters: Counters,
+        settings: KnownSettings,
+    ) -> None:
+        # A caller that is cancelled has handled the message all the same.
+        super().__init__(store.keys.name, services, counters, uncancellable=True)
+        self._store = store
+        self._settings = settings
+        self._suspects = services.suspects
+        self._background = services.background
+        self._closed = False
+        # Cancelled messages whose handlers outlive their blocks, and those whose slots are to be
+        # freed.
+        self._outlived: Counter[Claim] = Counter()
+        self._slots_to_free: list[Claim] = []
+
+    async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
+        """Make the message due again after ``delay_us`` microseconds.
+
+        Raises:
+            LeaseLost: The lease had ended, and another worker may have the message. Nothing was
+                changed.
+            OutcomeUnknown: The call may have been carried out.
+        """
+        attempt = self._attempt_of(claim, error)
+        request = self._store.nack_request(claim, delay_us, error, attempt=attempt)
+        await self._end_lease(request, claim)
+        self._counters.retried += 1
+
+    async def snooze(self, claim: Claim, delay_us: int) -> None:
+        """Make the message due again after ``delay_us`` microseconds; the attempt does not count.
+
+        Raises the same errors as :meth:`nack`.
+        """
+        await self._end_lease(self._store.nack_request(claim, delay_us, "", counts=False), claim)
+        self._counters.released += 1
+
+    async def bury(self, claim: Claim, record: str, error: str = "") -> None:
+        """Make the message a dead letter.
+
+        ``record`` is JSON on one line. Raises the same errors as :meth:`nack`.
+        """
+        request = self._store.bury_request(claim, record, self._attempt_of(claim, error))
+        await self._end_lease(request, claim)
+        self._counters.buried += 1
+
+    async def release(self, claim: Claim, *, is_begun: bool = True) -> None:
+        """Return the message to the state it was in before it was claimed; not ``is_begun``: no
+        handler has begun it.
+
+        Raises the same errors as :meth:`nack`.
+        """
+        await self._end_lease(self._store.release_request([claim], is_begun=is_begun), claim)
+        self._counters.released += 1
+
+    async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
+        """Extend leases to end ``lease_us`` microseconds from now.
+
+        Returns which of them are still ours.
+
+        Raises:
+            ServerError: The outcome is unknown; most likely nothing was changed.
+            Closed: The queue is closed.
+        """
+        self._check_open()
+        are_ours: list[bool] = []
+        for at in range(0, len(claims), MAX_LEASES):
+            page = claims[at : at + MAX_LEASES]
+            asked_at = self._clock.local()
+            now_us, page_outcomes = await self._store.extend(page, lease_us)
+            self._clock.observe(now_us, asked_at)
+            for claim, is_ours in zip(page, page_outcomes, strict=True):
+                if is_ours:
+                    claim.ends_us = now_us + lease_us
+                    own_us = lease_us if claim.policy is None else claim.policy.lease_us
+                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, own_us)
+                else:
+                    self._suspects.over(claim)
+            are_ours += page_outcomes
+        return are_ours
+
+    def on_outlived(self, claim: Claim) -> None:
+        """Note that a handler, or a thread of it, runs on after the block of its message: until
+        :meth:`on_handler_ended`.
+        """
+        self._outlived[claim] += 1
+
+    def on_handler_ended(self, claim: Claim) -> None:
+        """Note that a handler has ended that has outlived the block of its message."""
+        self._outlived[claim] -= 1
+        if not self._outlived[claim]:
+            del self._outlived[claim]
+            self.free_slots(claim)
+
+    def free_slots(self, claim: Claim) -> None:
+        """Free the slots of a message that was cancelled, if it has kept them and its handler has
+        ended: soon, or at the end of its lease if the call fails.
+        """
+        if claim in self._outlived or claim in self._slots_to_free or self._closed:
+            return
+        self._slots_to_free.append(claim)
+        if len(self._slots_to_free) == 1:
+            self._background.spawn(self._free_all_slots(), f"cancelled messages of {self.name}")
+
+    async def _free_all_slots(self) -> None:
+        while self._slots_to_free:
+            claims = self._slots_to_free[:MAX_LEASES]
+            try:
+                await self._store.free_slots(claims)
+            except (ServerError, Closed):
+                # They come back when their leases would have ended.
+                pass
+            except Exception as error:  # noqa: BLE001 - the next ones are freed all the same
+                text = "the slots of %d cancelled messages are held until their leases end"
+                log(logging.ERROR, self.name, text, len(claims), error=error)
+            del self._slots_to_free[: len(claims)]
+
+    async def aclose(self, grace: float) -> None:
+        """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
+        self._closed = True
+        await super().aclose(grace)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the queue is closed: the message is redelivered when its lease ends")
+
+    def _ack_request(self, claims: Sequence[Claim], slot: int) -> Request:
+        del slot
+        for claim in claims:
+            self._suspects.over(claim)
+        if self._settings.stored.keep_us:
+            return self._store.finish_request(claims)
+        return self._store.ack_request(claims)
+
+    def _attempt_of(self, claim: Claim, error: str) -> bytes:
+        """Return what to record about an attempt that has failed; nothing if it is not kept."""
+        return attempt_of(claim, error) if self._settings.stored.keep_us else b""
+
+    def _on_outcome(
+        self,
+        claim: Claim,
+        outcome: bool | OutcomeUnknown | BaseException,
+        message_id: str | None = None,
+    ) -> None:
+        # It may have failed before it left.
+        self._suspects.over(claim)
+        if outcome is False:
+            # It may have been cancelled just when its handler had ended.
+            self.free_slots(claim)
+        super()._on_outcome(claim, outcome, message_id or claim.id.decode(errors="replace"))
+
+    async def _end_lease(self, request: Request, claim: Claim) -> None:
+        self._check_open()
+        try:
+            (outcome,) = await self._run(request, [claim])
+        finally:
+            self._suspects.over(claim)
+        check_outcome(outcome)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from delayq._engine import prefetch
 from delayq._engine.leases import Batch
 from delayq._engine.reader import Reader
-from delayq._reliable.message import Message, MessageContext, RetryRules, WorkerMessage
+from delayq._generics import T
+from delayq._reliable.failures import RetryRules
+from delayq._reliable.message import Message, MessageContext
 from delayq._reliable.replies import Claim
 from delayq.errors import Closed
 
@@ -191,14 +193,94 @@ class Consumer(Generic[M]):
             self._context_of(number).keeper.freshen(claims)
             for number, claims in by_partition.items()
         )
-        lost = {claim for claims in await asyncio.gather(*calls) for claim in claims}
-        for item in [item for item in batch if item[1] in lost]:
+        lost_claims = {claim for claims in await asyncio.gather(*calls) for claim in claims}
+        for item in [item for item in batch if item[1] in lost_claims]:
             batch.remove(item)
             self._free_slots(item[1])
 
     def _free_slots(self, claim: Claim) -> None:
         """Free the slots of a message that is gone before its handler began, if it has any."""
-        self.queue.opened_partitions[claim.partition].acknowledger.stopped(claim)
+        self.queue.opened_partitions[claim.partition].acknowledger.free_slots(claim)
+
+
+class WorkerMessage(Message[T]):
+    """A message, as the worker sees it that handles it.
+
+    ``begin()`` and ``end()`` are the parts of ``async with`` that need not await anything. The
+    former begins the block, and returns the task in which it runs; it does nothing and returns None
+    if something must be awaited first. The latter ends a block that raised nothing, and returns
+    True; it returns False if something must be awaited for that.
+    """
+
+    __slots__ = ()
+
+    # Not methods that call these: each message would pay for them.
+    begin = Message._begin  # noqa: SLF001
+    end = Message._end  # noqa: SLF001
+
+    @property
+    def claim(self) -> Claim:
+        """The facts known about the message."""
+        return self._claim
+
+    @property
+    def has_options(self) -> bool:
+        """Whether it has a header or an option of its own, as far as its value was decoded."""
+        return self._parsed is not None
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether its value was decoded."""
+        return self._value is not None
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether its time to live has ended before it was begun."""
+        return self._context.loop.time() > self._claim.expires_at
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its lease is lost."""
+        return self._is_lost
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its handler has acknowledged it, or has given it back in one way or another."""
+        return self._settled and not self._is_lost
+
+    @property
+    def counted_attempts(self) -> int:
+        """The number of attempts that count towards its death."""
+        return self._claim.attempt - self._claim.uncounted
+
+    def retry_by(self, rules: RetryRules) -> None:
+        """Follow other rules than those of the queue handle."""
+        self._context = self._context.with_rules(rules)
+
+    async def put_back(self) -> None:
+        """Give it back before its handler has begun: a rate does not count it. Raises as
+        :meth:`ack`.
+        """
+        await self._give_back()
+
+    def leave_to_lease(self) -> None:
+        """Do nothing more about it: it is redelivered when its lease ends."""
+        self._mark_settled()
+
+    def report_failure(self, failure: BaseException) -> None:
+        """Report a failure to the observers, because it does not leave the block."""
+        if self._observation is not None:
+            self._observation.fail(failure)
+
+    def handler_outlives(self) -> None:
+        """Note that its handler runs on after its block: if it is cancelled, it keeps its slots
+        until :meth:`handler_ended`.
+        """
+        self._context.acknowledger.on_outlived(self._claim)
+
+    def handler_ended(self) -> None:
+        """Note that its handler has ended that has outlived its block."""
+        self._context.acknowledger.on_handler_ended(self._claim)
 
 
 class WorkerPort(Consumer[WorkerMessage[Any]]):
@@ -228,7 +310,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
         queue = handle.queue
         self.name: str = queue.name
         self.ahead: Batch[Any] = Batch()
-        self.ahead.fetching, self.ahead.most_unanswered = True, 2 * concurrency
+        self.ahead.is_fetching, self.ahead.max_unanswered = True, 2 * concurrency
         self.give_back: Callable[[Iterable[Numbered[Claim]]], None] = queue.dispatcher.give_back
         self.quiet: Callable[[float], Awaitable[None]] = queue.quiet
         self.flush: Callable[[], Awaitable[None]] = queue.flush

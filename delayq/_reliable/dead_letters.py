@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic
 from delayq._durations import moment_us
 from delayq._generics import T
 from delayq._reliable.bodies import read_letter
-from delayq._reliable.error_text import unpack_error
+from delayq._reliable.failures import unpack_error
 from delayq._reliable.ids import checked_id
 from delayq._reliable.listing import letters_page
 from delayq.codecs.protocol import decode

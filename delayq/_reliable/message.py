@@ -4,139 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
-from delayq._engine.leases import LOST, paced, settle_quietly
+from delayq._engine.leases import LEASE_ENDED, await_ack, check_outcome, settle_quietly
 from delayq._generics import T
-from delayq._reliable.acks import RESULT_UNIT, demand
 from delayq._reliable.bodies import parse, plain_payload
-from delayq._reliable.error_text import kept_text, pack_error, unpack_error
-from delayq.codecs.protocol import decode
+from delayq._reliable.failures import (
+    Reject,
+    RetryAfter,
+    RetryRules,
+    Snooze,
+    instruction_of,
+    is_instruction,
+    kept_text,
+    pack_error,
+    unpack_error,
+)
+from delayq.codecs.protocol import decode_error
 from delayq.errors import Closed, DecodeError, LeaseLost, MessageCancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
     from delayq._engine.lease_keeper import LeaseKeeper
     from delayq._engine.leases import Batch
-    from delayq._reliable.acks import Acknowledger
     from delayq._reliable.bodies import Body
+    from delayq._reliable.claims import ClaimAcknowledger
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim, State
     from delayq._reliable.reports import Reports
-    from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Hooks, Observation
 
-
-class RetryAfter(Exception):
-    """Raise this in a handler to retry the message after ``delay``, regardless of the queue's
-    backoff.
-
-    The attempt counts like any other failure: after ``max_attempts`` the message becomes a dead
-    letter with the reason ``attempts``. To retry any number of times, give the queue
-    ``max_attempts=None``.
-
-    Args:
-        delay: Seconds or a timedelta.
-        reason: Stored with the message.
-
-    Raises:
-        BadDelay: As for :meth:`ReliableQueue.offer`.
-    """
-
-    def __init__(self, delay: Duration, reason: str = "") -> None:
-        super().__init__(delay, reason)
-        microseconds(delay)
-        self.delay: Duration = delay
-        self.reason: str = reason
-
-    def __str__(self) -> str:
-        return self.reason or f"retry after {self.delay}"
-
-
-class Snooze(Exception):
-    """Raise this in a handler to handle the message later. The attempt does not count.
-
-    A handler may snooze a message any number of times. If a failure is the reason, raise
-    :class:`RetryAfter`, whose attempts count.
-
-    Args:
-        delay: Seconds or a timedelta.
-
-    Raises:
-        BadDelay: As for :meth:`ReliableQueue.offer`.
-    """
-
-    def __init__(self, delay: Duration) -> None:
-        super().__init__(delay)
-        microseconds(delay)
-        self.delay: Duration = delay
-
-    def __str__(self) -> str:
-        return f"snooze for {self.delay}"
-
-
-class Reject(Exception):
-    """Raise this in a handler to make the message a dead letter at once.
-
-    Args:
-        reason: Stored with the dead letter.
-    """
-
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.reason: str = reason
-
-
-def errors_in(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group, at any depth; for any other error, the error
-    itself.
-    """
-    if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from errors_in(one)
-    else:
-        yield error
-
-
-Instruction = RetryAfter | Snooze | Reject
-
-
-def instruction_of(error: BaseException) -> Instruction | None:
-    """Return the instruction in an error, if any.
-
-    In a group, :class:`Reject` takes precedence, then the longest delay.
-    """
-    found = [one for one in errors_in(error) if isinstance(one, Instruction)]
-    reject = next((one for one in found if isinstance(one, Reject)), None)
-    delays = [one for one in found if not isinstance(one, Reject)]
-    return reject or max(delays, key=lambda one: microseconds(one.delay), default=None)
-
-
-def is_instruction(error: BaseException | None) -> bool:
-    """Return whether an error consists of instructions only."""
-    return error is not None and all(isinstance(one, Instruction) for one in errors_in(error))
-
-
-class RetryRules(NamedTuple):
-    """The rules for a message whose attempt has failed.
-
-    Attributes:
-        max_attempts: The number of attempts after which it dies, unless it has a limit of its own;
-            0 for no limit.
-        backoff: Decides when it is retried.
-    """
-
-    max_attempts: int
-    backoff: Backoff
+# The bytes of a result that take the place of a message in a call: so it has a megabyte at most.
+_RESULT_UNIT = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +68,7 @@ class MessageContext(Generic[T]):
 
     codec: Codec[T]
     partition: Partition
-    acknowledger: Acknowledger
+    acknowledger: ClaimAcknowledger
     retry_rules: RetryRules
     keeper: LeaseKeeper[Claim]
     loop: asyncio.AbstractEventLoop
@@ -211,7 +120,7 @@ class Message(Generic[T]):
         "_context",
         "_error",
         "_is_back",
-        "_lost",
+        "_is_lost",
         "_observation",
         "_parsed",
         "_settled",
@@ -243,7 +152,7 @@ class Message(Generic[T]):
         self._parsed: Body | None = None
         self._value: tuple[T] | None = None
         self._settled = not claim.token
-        self._lost = False
+        self._is_lost = False
         self._task: asyncio.Task[object] | None = None
         self._observation: Observation | None = None
         self._is_back = False
@@ -271,8 +180,14 @@ class Message(Generic[T]):
             payload = plain_payload(self._claim.body)
             if payload is None:
                 payload = self._parts().payload
-            name = self._context.partition.name
-            self._value = (decode(self._context.codec, payload, name, self.id),)
+            codec = self._context.codec
+            try:
+                self._value = (codec.decode(payload),)
+            except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
+                failure = decode_error(error, codec, payload, self._context.partition.name, self.id)
+            else:
+                return self._value[0]
+            raise failure
         return self._value[0]
 
     @property
@@ -285,19 +200,20 @@ class Message(Generic[T]):
         """The number of attempts after which it becomes a dead letter: its own limit, or else that
         of the queue handle; None for no limit.
         """
-        try:
-            own = self._parts().max_attempts
-        except DecodeError:
-            own = None
-        return (self._context.retry_rules.max_attempts or None) if own is None else own
+        with suppress(DecodeError):
+            if (max_attempts := self._parts().max_attempts) is not None:
+                return max_attempts
+        return self._context.retry_rules.max_attempts or None
 
     @property
     def is_last_attempt(self) -> bool:
         """Whether the message becomes a dead letter if this attempt fails."""
-        most = self.max_attempts
+        max_attempts = self.max_attempts
         # Attempts do not count if they were lost with a worker that another message may have
         # killed.
-        return most is not None and self.attempt - self._claim.uncounted >= most
+        return (
+            max_attempts is not None and self._claim.attempt - self._claim.uncounted >= max_attempts
+        )
 
     @property
     def timeout(self) -> float | None:
@@ -355,15 +271,19 @@ class Message(Generic[T]):
             ServerUnavailable, ServerRefused, Closed: Not carried out: the message is redelivered
                 when the lease ends.
         """
-        self._demand_lease()
+        self._require_lease()
         self.keep_result(result)
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
         self._context.keeper.let_go(self._claim)
         try:
-            demand(await self._context.acknowledger.ack(self._claim))
+            check_outcome(
+                await self._context.acknowledger.ack(
+                    self._claim, 1 + len(getattr(self._claim, "result", b"")) // _RESULT_UNIT
+                )
+            )
         except asyncio.CancelledError:
             # The acknowledgement is carried out all the same, so the message is not given back.
-            self._done()
+            self._mark_settled()
             raise
         except LeaseLost:
             self._hold_on(is_lost=True)
@@ -371,7 +291,7 @@ class Message(Generic[T]):
         except BaseException:
             self._hold_on()
             raise
-        self._done()
+        self._mark_settled()
 
     @property
     def keeps_result(self) -> bool:
@@ -388,7 +308,7 @@ class Message(Generic[T]):
             return
         payload = self._context.encode_result(result)
         self._claim.result = payload  # type: ignore[misc]  # a slot of its base
-        if len(payload) > RESULT_UNIT:
+        if len(payload) > _RESULT_UNIT:
             # It waits for its acknowledgement, which shares a call with fewer others.
             self._ahead = None
 
@@ -405,7 +325,7 @@ class Message(Generic[T]):
         Raises:
             BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
-        self._demand_lease()
+        self._require_lease()
         text = pack_error(error)
         if self.is_last_attempt:
             await self._die("attempts", text)
@@ -424,7 +344,7 @@ class Message(Generic[T]):
         Raises:
             BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
-        self._demand_lease()
+        self._require_lease()
         delay_us = microseconds(delay)
         await self._settle(self._context.acknowledger.snooze(self._claim, delay_us))
 
@@ -435,10 +355,10 @@ class Message(Generic[T]):
         Raises:
             BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
-        self._demand_lease()
+        self._require_lease()
         lease_us = microseconds(duration, "lease")
-        (mine,) = await self._context.acknowledger.extend([self._claim], lease_us)
-        if not mine:
+        (is_ours,) = await self._context.acknowledger.extend([self._claim], lease_us)
+        if not is_ours:
             self._lose()
             raise self._loss()
         self._context.keeper.extended(self._claim, lease_us)
@@ -450,7 +370,7 @@ class Message(Generic[T]):
             reason: Why it is buried.
             error: Stored with it.
         """
-        self._demand_lease()
+        self._require_lease()
         await self._die(reason, pack_error(error))
 
     async def release(self) -> None:
@@ -463,7 +383,7 @@ class Message(Generic[T]):
 
     async def _give_back(self, *, is_begun: bool = False) -> None:
         """Give the message back; by default before its handler has begun: it has not started."""
-        self._demand_lease()
+        self._require_lease()
         await self._settle(self._context.acknowledger.release(self._claim, is_begun=is_begun))
         self._is_back = True
 
@@ -493,7 +413,7 @@ class Message(Generic[T]):
             or context.keeper.closed
         ):
             return None
-        # The loop is passed explicitly, so that current_task() need not look it up.
+        # With the loop, current_task() need not look it up.
         self._task = task = asyncio.current_task(context.loop)
         assert task is not None, "an async with block must run in a task"
         self._cancelled = False
@@ -509,7 +429,7 @@ class Message(Generic[T]):
 
     async def _confirm_lease(self) -> None:
         """Restore the full lease. Raises :class:`LeaseLost` if it is lost."""
-        self._demand_lease()
+        self._require_lease()
         context, claim = self._context, self._claim
         if context.keeper.closed:
             raise Closed("the queue is closed: the message is redelivered when its lease ends")
@@ -517,19 +437,32 @@ class Message(Generic[T]):
             self._lose()
             raise self._loss()
 
-    def _end(self) -> bool:
-        """End a block that raised nothing, and return True, if nothing has to be awaited for that;
-        otherwise, :meth:`__aexit__` must follow.
+    def _end(self, error: BaseException | None = None) -> bool:
+        """End the block, which has raised ``error``, and return True; return False if
+        :meth:`__aexit__` must follow, because something has to be awaited or raised.
         """
-        if self._settled or self._observation is not None:
+        context, claim = self._context, self._claim
+        if (task := self._task) is not None:
+            self._task = None
+            context.keeper.let_go(claim)
+            if not self._is_back:
+                handling = context.reports.handling
+                handling.skip -= 1
+                if handling.skip < 0:
+                    handling.add(context.loop.time() - claim.begun_at)
+            if self._observation is not None:
+                self._end_observation(error)
+            if self._cancelled:
+                # Another cancellation of the task propagates.
+                self._cancelled = task.uncancel() <= self._cancelling
+        # A message whose lease is lost counts as settled.
+        if error is not None or self._settled:
             return False
-        context, claim, ahead = self._context, self._claim, self._ahead
-        context.keeper.let_go(claim)
-        self._end_task()
+        ahead = self._ahead
         if (
             ahead is not None
-            and (ahead or ahead.fetching)
-            and context.acknowledger.ack_and_forget(claim, ahead.most_unanswered)
+            and (ahead or ahead.is_fetching)
+            and context.acknowledger.ack_and_forget(claim, ahead.max_unanswered)
         ):
             self._settled = True
             return True
@@ -541,33 +474,22 @@ class Message(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if error is None and self._end():
+        if self._end(error):
             return False
-        self._context.keeper.let_go(self._claim)
-        task = self._end_task()
-        if self._observation is not None:
-            self._end_observation(error)
-        # A message whose lease is lost counts as settled.
-        if error is None and not self._settled:
-            if not self._end():
-                # Needs no shield: the ack is carried out even if this task is cancelled.
-                await paced(self._ahead, self.ack())
-            return False
-        if self._lost:
+        if self._is_lost:
             # Perhaps it was cancelled, and has kept its slots until now.
-            self._context.acknowledger.stopped(self._claim)
-            by_others = (
-                task is not None
-                and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
-            )
+            self._context.acknowledger.free_slots(self._claim)
             if error is None or is_instruction(error):
                 raise self._loss()
-            if self._cancelled and isinstance(error, asyncio.CancelledError) and not by_others:
+            if self._cancelled and isinstance(error, asyncio.CancelledError):
                 raise self._loss() from None
             return False
         if self._settled:
             return error is not None and is_instruction(error)
-        assert error is not None, "a block that ended well was dealt with"
+        if error is None:
+            # Needs no shield: the ack is carried out even if this task is cancelled.
+            await await_ack(self._ahead, self.ack())
+            return False
         if is_instruction(error):
             # Instructions do not propagate, so an error in carrying them out hides no other error.
             with anyio.CancelScope(shield=True):
@@ -580,33 +502,22 @@ class Message(Generic[T]):
         return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"
 
     async def _settle_failed(self, error: BaseException) -> None:
-        said = instruction_of(error)
-        if isinstance(said, Snooze):
-            await self.snooze(said.delay)
+        instruction = instruction_of(error)
+        if isinstance(instruction, Snooze):
+            await self.snooze(instruction.delay)
             return
-        text = said.reason if said is not None and is_instruction(error) else error
-        if isinstance(said, RetryAfter):
-            await self.nack(said.delay, text)
-        elif isinstance(said, Reject):
+        # An instruction is stored by its reason.
+        reason = instruction.reason if instruction and is_instruction(error) else None
+        if isinstance(instruction, RetryAfter):
+            await self.nack(instruction.delay, error if reason is None else reason)
+        elif isinstance(instruction, Reject):
             await self._die(
-                said.reason or "rejected", "" if text is not error else pack_error(error)
+                instruction.reason or "rejected", pack_error(error) if reason is None else ""
             )
         elif isinstance(error, Exception):
             await self.nack(error=error)
         else:
             await self.release()
-
-    def _end_task(self) -> asyncio.Task[object] | None:
-        """Return the task in which the block has run, and measure how long, or leave that to
-        another message.
-        """
-        task, self._task = self._task, None
-        if task is not None and not self._is_back:
-            handling = self._context.reports.handling
-            handling.skip -= 1
-            if handling.skip < 0:
-                handling.add(self._context.loop.time() - self._claim.begun_at)
-        return task
 
     def _end_observation(self, error: BaseException | None) -> None:
         observation, self._observation = self._observation, None
@@ -616,18 +527,14 @@ class Message(Generic[T]):
             observation.started = 0.0
         context = self._context
         context.hooks.end_handling(
-            observation, context.partition.queue.name, self._loss() if self._lost else error
+            observation, context.partition.queue.name, self._loss() if self._is_lost else error
         )
 
     async def _die(self, reason: str, error: str) -> None:
-        record = {
-            "reason": kept_text(reason),
-            "attempt": self.attempt,
-            "priority": self.priority,
-            "error": error,
-        }
-        line = json.dumps(record, separators=(",", ":"))
-        await self._settle(self._context.acknowledger.bury(self._claim, line, error))
+        claim = self._claim
+        record = {"reason": kept_text(reason), "attempt": claim.attempt, "priority": claim.priority}
+        line = json.dumps({**record, "error": error}, separators=(",", ":"))
+        await self._settle(self._context.acknowledger.bury(claim, line, error))
 
     async def _settle(self, call: Awaitable[None]) -> None:
         """Make the call that retries, buries or releases the message.
@@ -643,7 +550,7 @@ class Message(Generic[T]):
         except BaseException:
             self._hold_on()
             raise
-        self._done()
+        self._mark_settled()
 
     def _hold_on(self, *, is_lost: bool = False) -> None:
         """Keep the lease after a call that was to end it, if its block still runs.
@@ -663,8 +570,8 @@ class Message(Generic[T]):
                 raise DecodeError("ReliableQueue", self._claim.body, str(error)) from error
         return self._parsed
 
-    def _demand_lease(self) -> None:
-        if self._lost:
+    def _require_lease(self) -> None:
+        if self._is_lost:
             raise self._loss()
         if self._settled:
             raise LeaseLost(
@@ -672,103 +579,21 @@ class Message(Generic[T]):
                 " read"
             )
 
-    def _done(self) -> None:
+    def _mark_settled(self) -> None:
         self._settled = True
         self._context.keeper.let_go(self._claim)
 
     def _loss(self) -> LeaseLost:
         """Return the error to raise because the lease is lost."""
         if self._task is None:
-            self._context.acknowledger.stopped(self._claim)
+            self._context.acknowledger.free_slots(self._claim)
         if self._claim.lease_id in self._context.cancelled:
             return MessageCancelled("the message was cancelled: it is gone")
-        return LeaseLost(LOST)
+        return LeaseLost(LEASE_ENDED)
 
     def _lose(self) -> None:
-        self._lost = self._settled = True
+        self._is_lost = self._settled = True
         # If this task found the loss by a call of its own, that call raises.
         if self._task is not None and self._task is not asyncio.current_task():
             self._cancelled = True
             self._task.cancel("the lease of the message was lost")
-
-
-class WorkerMessage(Message[T]):
-    """A message, as the worker sees it that handles it."""
-
-    __slots__ = ()
-
-    @property
-    def claim(self) -> Claim:
-        """The facts known about the message."""
-        return self._claim
-
-    @property
-    def has_options(self) -> bool:
-        """Whether it has a header or an option of its own, as far as its value was decoded."""
-        return self._parsed is not None
-
-    @property
-    def is_decoded(self) -> bool:
-        """Whether its value was decoded."""
-        return self._value is not None
-
-    @property
-    def is_expired(self) -> bool:
-        """Whether its time to live has ended before it was begun."""
-        return self._context.loop.time() > self._claim.expires_at
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its lease is lost."""
-        return self._lost
-
-    @property
-    def is_done(self) -> bool:
-        """Whether its handler has acknowledged it, or has given it back in one way or another."""
-        return self._settled and not self._lost
-
-    @property
-    def counted_attempts(self) -> int:
-        """The number of attempts that count towards its death."""
-        return self._claim.attempt - self._claim.uncounted
-
-    def retry_by(self, rules: RetryRules) -> None:
-        """Follow other rules than those of the queue handle."""
-        self._context = self._context.with_rules(rules)
-
-    def begin(self) -> asyncio.Task[object] | None:
-        """Begin its block, and return the task in which it runs; do nothing and return None if
-        something must be awaited first, as ``async with`` does.
-        """
-        return self._begin()
-
-    def end(self) -> bool:
-        """End a block that raised nothing, and return True; return False if something must be
-        awaited for that, as ``async with`` does.
-        """
-        return self._end()
-
-    async def put_back(self) -> None:
-        """Give it back before its handler has begun: a rate does not count it. Raises as
-        :meth:`ack`.
-        """
-        await self._give_back()
-
-    def leave_to_lease(self) -> None:
-        """Do nothing more about it: it is redelivered when its lease ends."""
-        self._done()
-
-    def report_failure(self, failure: BaseException) -> None:
-        """Report a failure to the observers, because it does not leave the block."""
-        if self._observation is not None:
-            self._observation.fail(failure)
-
-    def handler_outlives(self) -> None:
-        """Note that its handler runs on after its block: if it is cancelled, it keeps its slots
-        until :meth:`handler_ended`.
-        """
-        self._context.acknowledger.outlives(self._claim)
-
-    def handler_ended(self) -> None:
-        """Note that its handler has ended that has outlived its block."""
-        self._context.acknowledger.ended(self._claim)

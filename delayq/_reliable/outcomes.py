@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delayq._durations import moment_us
 from delayq._reliable.bodies import read_letter
-from delayq._reliable.error_text import unpack_error
+from delayq._reliable.failures import unpack_error
 from delayq._reliable.replies import parse_us
 from delayq.codecs.json import JsonCodec, ResultCodec
 from delayq.codecs.protocol import decode

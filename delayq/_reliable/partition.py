@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from delayq._engine.context import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
-from delayq._reliable.acks import Acknowledger
-from delayq._reliable.claims import Claims
+from delayq._reliable.claims import ClaimAcknowledger, Claims
 from delayq._reliable.offers import PartitionOffers
 from delayq._reliable.recurrence import Recurrence
 from delayq._reliable.store import ReliableStore
@@ -130,9 +129,9 @@ class Partition:
     # A client may offer to thousands of queues, and needs neither of these for that.
 
     @cached_property
-    def acknowledger(self) -> Acknowledger:
-        """Acknowledges the messages that were handed out."""
-        return Acknowledger(self.store, self._services, self.counters, self.queue.settings)
+    def acknowledger(self) -> ClaimAcknowledger:
+        """Ends the leases of the messages that were handed out."""
+        return ClaimAcknowledger(self.store, self._services, self.counters, self.queue.settings)
 
     @cached_property
     def recurrence(self) -> Recurrence:
@@ -142,7 +141,7 @@ class Partition:
             self.index,
             self._services,
             self.queue.dispatcher,
-            free_slots=self.acknowledger.stopped,
+            free_slots=self.acknowledger.free_slots,
             clients=lambda: self.wakeups.plan.stagger.clients,
         )
 

@@ -9,7 +9,7 @@ import typer
 
 from delayq._durations import moment_us
 from delayq._reliable.bodies import parse
-from delayq._reliable.error_text import unpack_error
+from delayq._reliable.failures import unpack_error
 from delayq.cli.output import (
     moment_cell,
     moment_json,

@@ -29,13 +29,26 @@ def decode(codec: Codec[T], payload: bytes, queue: str, id: str = "") -> T:  # n
     """
     try:
         return codec.decode(payload)
-    except DecodeError as error:
-        failure = error
     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
+        failure = decode_error(error, codec, payload, queue, id)
+    raise failure
+
+
+def decode_error(
+    error: Exception,
+    codec: Codec[Any],
+    payload: bytes,
+    queue: str,
+    id: str,  # noqa: A002
+) -> DecodeError:
+    """Return the error to raise because a codec has raised ``error``."""
+    if isinstance(error, DecodeError):
+        failure = error
+    else:
         failure = DecodeError(type(codec).__name__, payload)
         failure.__cause__ = error
     failure.queue, failure.id = queue, id
-    raise failure
+    return failure
 
 
 def check_codec(codec: Codec[Any] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from delayq._reliable.message import RetryAfter, Snooze, instruction_of, is_instruction
+from delayq._reliable.failures import RetryAfter, Snooze, instruction_of, is_instruction
 from delayq.errors import MessageCancelled
 
 # Instructions to the worker, a cancelled message, or a worker that is stopping.

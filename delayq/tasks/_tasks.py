@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime, tzinfo
     from typing import Unpack
 
-    from delayq._reliable.message import Reject, RetryAfter, Snooze
+    from delayq._reliable.failures import Reject, RetryAfter, Snooze
     from delayq._reliable.offers import Offer, OfferOptions
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.settings import SettingsOptions

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._engine import prefetch
 from delayq._logging import log
-from delayq._reliable.message import instruction_of, is_instruction
+from delayq._reliable.failures import instruction_of, is_instruction
 from delayq.worker._handling import Handling, below_the_worker, settle
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from delayq._reliable.message import WorkerMessage
+    from delayq._reliable.consumer import WorkerMessage
     from delayq._reliable.replies import Claim, Start
     from delayq.worker._handling import Middleware
     from delayq.worker._injection import Dependency

@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Any
 from delayq import tasks
 from delayq._engine.leases import HANDLED_TWICE
 from delayq._logging import log
-from delayq._reliable.error_text import describe
-from delayq._reliable.message import (
-    Message,
-    RetryRules,
-    Snooze,
-    instruction_of,
-    is_instruction,
-)
+from delayq._reliable.failures import RetryRules, Snooze, describe, instruction_of, is_instruction
+from delayq._reliable.message import Message
 from delayq._unset import UNSET
 from delayq.errors import (
     BadArguments,
@@ -42,8 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from delayq._engine.caller_queue import Numbered
-    from delayq._reliable.consumer import WorkerPort
-    from delayq._reliable.message import WorkerMessage
+    from delayq._reliable.consumer import WorkerMessage, WorkerPort
     from delayq._reliable.replies import Claim
     from delayq.tasks import Call
     from delayq.tasks._tasks import TaskOptions

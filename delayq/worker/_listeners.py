@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._durations import Duration, seconds
 from delayq._functions import name_of
+from delayq._reliable.failures import Reject, RetryAfter, Snooze, errors_in, instruction_of
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.message import Reject, RetryAfter, Snooze, errors_in, instruction_of
 from delayq.backoff import Backoff
 from delayq.codecs import codec_for
 from delayq.codecs.protocol import check_codec

@@ -28,8 +28,7 @@ from delayq._engine.prefetch import begun_soon, moving_mean, to_keep
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from delayq._reliable.consumer import WorkerPort
-    from delayq._reliable.message import WorkerMessage
+    from delayq._reliable.consumer import WorkerMessage, WorkerPort
     from delayq.worker._batches import BatchHandling
     from delayq.worker._handling import Claimed
     from delayq.worker._threads import Threads

@@ -299,7 +299,7 @@ async def test_an_ack_that_may_be_late_says_so(
     queue: Orders, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Near the end of the lease, a lost reply may be of an ack that came too late."""
-    monkeypatch.setattr("delayq._engine.leases._SURELY", 60)
+    monkeypatch.setattr("delayq._engine.leases._MARGIN", 60)
     await queue.offer_many([(1, 0), (2, 0)])
     first, delivery = await hold(queue, 2, lease=30)
     # From now on, the server knows the script.

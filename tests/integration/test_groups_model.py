@@ -420,7 +420,7 @@ class GroupsMachine(RuleBasedStateMachine):
             with pytest.raises(delayq.LeaseLost):
                 self.run(work[how]())
             # Now it has surely ended.
-            self.run(until(lambda: not self.queue._open.partitions[0].acknowledger._stopped))
+            self.run(until(lambda: not self.queue._open.partitions[0].acknowledger._slots_to_free))
             model.stopping = [each for each in model.stopping if each[2] is not held.lease]
             held.told = True
             if how == "extend" and model.at_work is held.lease:

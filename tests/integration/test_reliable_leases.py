@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 import delayq
-from delayq._reliable.acks import Acknowledger
+from delayq._reliable.claims import ClaimAcknowledger
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.scripts import ACK, CLAIM, EXTEND
 from tests.support.reliable import (
@@ -417,7 +417,7 @@ async def test_a_renewal_of_a_message_just_settled_reports_no_loss(
         message = await leased(jobs)
 
         async def slowly(*args: object, how: str = how, **options: object) -> object:
-            outcome = await getattr(Acknowledger, how)(settling, *args, **options)
+            outcome = await getattr(ClaimAcknowledger, how)(settling, *args, **options)
             assert await keeper_of(jobs).renew()
             await asyncio.sleep(0)
             return outcome

@@ -112,8 +112,8 @@ async def test_the_ack_of_the_last_message_at_hand_is_waited_for(jobs: Jobs, sto
     last_ones = between = 0
     async for message in first(jobs, MANY):
         ahead = message._ahead
-        is_last = ahead is None or not (ahead or ahead.fetching)
-        is_between = ahead is not None and ahead.fetching and not ahead
+        is_last = ahead is None or not (ahead or ahead.is_fetching)
+        is_between = ahead is not None and ahead.is_fetching and not ahead
         before = unanswered(jobs)
         async with message:
             # One that is explicit is waited for in any case.
@@ -219,7 +219,7 @@ async def test_closing_sends_acks(
 
 
 async def test_unanswered_acks_are_bounded(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Batch, "most_unanswered", 20)
+    monkeypatch.setattr(Batch, "max_unanswered", 20)
     # Batches have to grow first.
     most = max([unanswered(jobs) async for _ in handled(jobs, MANY)])
     assert 0 < most <= 20

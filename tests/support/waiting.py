@@ -48,4 +48,4 @@ async def fetch_ahead(
 def be_impatient(patch: pytest.MonkeyPatch, seconds: float = 0.05) -> None:
     """Give up calls after ``seconds``, also acknowledgements, for faults that last."""
     patch.setattr("delayq._redis.client.RETRY_FOR", seconds)
-    patch.setattr("delayq._engine.leases._patience", lambda *_: seconds)
+    patch.setattr("delayq._engine.leases._retry_time", lambda *_: seconds)

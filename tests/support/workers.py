@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq import Backoff, Offer, Worker
-from delayq._reliable.acks import Acknowledger
+from delayq._reliable.claims import ClaimAcknowledger
 from tests.support.reliable import get
 from tests.support.reliable_fixtures import LEASE
 
@@ -73,15 +73,15 @@ class Settling:
 
     def __init__(self, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
-        settle_one = Acknowledger._settle_one
+        settle_one = ClaimAcknowledger._end_lease
 
-        async def settle(acks: Acknowledger, request: Request, claim: Claim) -> None:
+        async def settle(acks: ClaimAcknowledger, request: Request, claim: Claim) -> None:
             self.asked.append(request.script.name)
             if len(self.asked) <= failing:
                 raise delayq.ServerUnavailable("it is away")
             await settle_one(acks, request, claim)
 
-        monkeypatch.setattr(Acknowledger, "_settle_one", settle)
+        monkeypatch.setattr(ClaimAcknowledger, "_end_lease", settle)
 
 
 def raising(error: BaseException) -> Callable[[Any], Any]:

@@ -11,7 +11,7 @@ from django.tasks.exceptions import TaskResultDoesNotExist
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from delayq._reliable.message import Reject
+from delayq._reliable.failures import Reject
 from delayq.codecs import JsonCodec
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
 from django.utils.json import normalize_json
 
-from delayq._reliable.message import Message, Reject, Snooze, instruction_of
+from delayq._reliable.failures import Reject, Snooze, instruction_of
+from delayq._reliable.message import Message  # noqa: TC001 - the worker reads the annotation
 from delayq.integrations.django._backend import DelayqBackend
 from delayq.integrations.django._results import UNKNOWN_WORKER, local_moment, read_call, to_keep
 from delayq.worker import Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import traceback
 
-from delayq._reliable.error_text import describe, pack_error, unpack_error
+from delayq._reliable.failures import describe, pack_error, unpack_error
 
 
 class UniqueViolation(Exception):
