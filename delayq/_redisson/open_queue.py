@@ -44,7 +44,6 @@ class OpenDelayedQueue:
     def __init__(self, keys: DelayedKeys, services: EngineContext, *, listed: bool) -> None:
         self.keys: DelayedKeys = keys
         self.name: str = keys.name
-        self.whole: str = keys.name
         self.channels: tuple[str, ...] = (keys.channel, keys.turns)
         self.store: DelayedStore = DelayedStore(services.server, keys, listed=listed)
         self.transfer: TransferTask = TransferTask(self.store, services)

@@ -72,6 +72,24 @@ class Consumer(Generic[M]):
         # By partition: the messages of each share one.
         self._contexts: dict[int, MessageContext[Any]] = {}
 
+    async def declare(self) -> OpenReliableQueue:
+        """Check that the queue is open, declare the settings that the handle was given, and return
+        the queue.
+        """
+        self.check_open()
+        if not self.declaration.is_made:
+            await self.declaration.make()
+        return self.queue
+
+    async def declare_and_flush(self) -> OpenReliableQueue:
+        """Do as :meth:`declare`, and flush the acknowledgements that this client has not waited
+        for, so that the next call sees their effect.
+        """
+        queue = await self.declare()
+        await queue.flush()
+        self.check_open()
+        return queue
+
     async def claim(self, count: int, wait: float | None) -> Sequence[Numbered[Claim]]:
         """Claim up to ``count`` due messages, waiting at most ``wait`` seconds for the first one;
         without limit if that is None.
@@ -330,12 +348,8 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
 
     async def stores(self) -> list[ReliableStore]:
         """Return the data of the queue's partitions, once earlier acknowledgements are answered."""
-        self.check_open()
-        if not self.declaration.is_made:
-            await self.declaration.make()
-        await self.queue.flush()
-        self.check_open()
-        return [partition.store for partition in self.queue.partitions]
+        queue = await self.declare_and_flush()
+        return [partition.store for partition in queue.partitions]
 
     @property
     def most_at_once(self) -> int:

@@ -20,6 +20,7 @@ from delayq._reliable.partition import Partition
 from delayq._reliable.probes import Probes
 from delayq._reliable.reports import Reports
 from delayq._reliable.scripts import PAGE
+from delayq._reliable.settings import DEFAULTS
 from delayq._reliable.store import ReliableStore
 from delayq.errors import Closed, DelayqError, ResultTimeout, ServerError
 from delayq.stats import QueueDepth, QueueStats
@@ -58,6 +59,17 @@ class HandleDefaults:
     settings: Settings
     codec: Codec[Any] | None = None
 
+    def complete(
+        self, own_settings: Settings, codec: Codec[Any] | None
+    ) -> tuple[Settings, Codec[Any] | None]:
+        """Return the settings and the codec of a handle: what it was not given comes from the
+        others on this client. Later handles inherit what it was given.
+        """
+        settings = own_settings.inherit(self.settings).inherit(DEFAULTS)
+        self.settings = self.settings.inherit(own_settings)
+        self.codec = self.codec or codec
+        return settings, codec or self.codec
+
 
 class OpenReliableQueue:
     """An open reliable queue, in one or more partitions.
@@ -81,7 +93,7 @@ class OpenReliableQueue:
         self,
         name: str,
         keys_of: Callable[[int], ReliableKeys],
-        given: Settings,
+        own_settings: Settings,
         scheduler: Scheduler,
         services: EngineContext,
     ) -> None:
@@ -90,7 +102,7 @@ class OpenReliableQueue:
         )
         first = keys_of(0)
         store = ReliableStore(services.server, first)
-        self.defaults: HandleDefaults = HandleDefaults(given)
+        self.defaults: HandleDefaults = HandleDefaults(own_settings)
         self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.settings: KnownSettings = KnownSettings(
             name,
@@ -242,8 +254,8 @@ class OpenReliableQueue:
         """
         while True:
             count, outcomes = self.settings.stored.partitions, list[Outcome]()
-            first, *others = self.candidates(id)
-            for partitions in ([first], others):
+            candidates = self.candidates(id)
+            for partitions in (candidates[:1], candidates[1:]):
                 for partition in partitions:
                     outcome = await self.settings.repeat(
                         partial(partition.store.await_end, id, remember_us)
@@ -334,15 +346,15 @@ class OpenReliableQueue:
             if deadline is not None:
                 remaining = max(0.0, deadline - self.loop.time()) if wait else 0.0
 
-    async def advance_schedules(self, taken: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
+    async def advance_schedules(self, items: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.
 
         Returns the messages to hand out.
         """
-        indices = {claim.partition for _, claim in taken if is_occurrence(claim.id)}
+        indices = {claim.partition for _, claim in items if is_occurrence(claim.id)}
         for index in indices:
-            taken = await self.opened_partitions[index].recurrence.advance(taken)
-        return taken
+            items = await self.opened_partitions[index].recurrence.advance(items)
+        return items
 
     def _on_caller_joined(self, insist: bool) -> None:
         """Look for messages for a caller that has joined."""
@@ -351,7 +363,7 @@ class OpenReliableQueue:
             if not partition.is_listening:
                 partition.listen()
         if len(partitions) == 1:
-            wakeups = partitions[0].wakeups
+            wakeups = partitions[0].claims.wakeups
             if insist:
                 wakeups.wake()
             else:

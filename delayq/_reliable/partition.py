@@ -199,12 +199,12 @@ class Partition:
         self.wakeups.on_no_callers()
         return ()
 
-    def resynced(self, due_us: int, found: NextDue) -> None:
-        self.queue.settings.on_epoch(self.index, found.epoch.decode(errors="replace"))
-        if found.extra:
+    def resynced(self, due_us: int, next_due: NextDue) -> None:
+        self.queue.settings.on_epoch(self.index, next_due.epoch.decode(errors="replace"))
+        if next_due.extra:
             # Every consumer keeps the recurring messages going, whichever process scheduled them.
             self.recurrence.start_checks()
-        self.wakeups.on_recheck(due_us, found)
+        self.wakeups.on_recheck(due_us, next_due)
 
     def on_due(self, due_us: int) -> None:
         self.claims.announced(due_us)

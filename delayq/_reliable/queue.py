@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import anyio
 
@@ -14,11 +12,9 @@ from delayq._engine import durability as durabilities
 from delayq._functions import spell_out
 from delayq._generics import T
 from delayq._reliable.consumer import Consumer, WorkerPort
-from delayq._reliable.dead_letters import DeadLetters, check_page, checked_ids, half_way
+from delayq._reliable.dead_letters import DeadLetters
 from delayq._reliable.groups import Groups
-from delayq._reliable.ids import checked_id, home_of
 from delayq._reliable.known_settings import Declaration
-from delayq._reliable.listing import live_page
 from delayq._reliable.message import Message
 from delayq._reliable.offers import (
     STORED,
@@ -29,50 +25,30 @@ from delayq._reliable.offers import (
     with_headers,
 )
 from delayq._reliable.open_queue import OpenReliableQueue
-from delayq._reliable.outcomes import history_of, result_codec
+from delayq._reliable.outcomes import result_codec
 from delayq._reliable.report_format import checked_span
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import Sender
-from delayq._reliable.settings import DEFAULTS, RETRIES, QueueOptions, check_names, declare
+from delayq._reliable.settings import RETRIES, QueueOptions, check_names, declare
+from delayq._reliable.stored_messages import StoredMessages
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import decode
-from delayq.errors import (
-    BadDelay,
-    BadInput,
-    Closed,
-    DelayqError,
-    MessageFailed,
-    NoResult,
-    ServerError,
-    ServerRefused,
-)
+from delayq.errors import BadDelay, BadInput, Closed, DelayqError
 from delayq.instrumentation import OfferEvent
-from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import AsyncIterator, Callable, Mapping
     from datetime import datetime
-    from types import TracebackType
     from typing import Self, Unpack
 
     from delayq._engine.session import Session
-    from delayq._reliable.bodies import NewMessage, OptionsMessage
+    from delayq._reliable.bodies import NewMessage
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.outcomes import MessageHistory
-    from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State
     from delayq._reliable.settings import QueueSettings, Settings
-    from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
-    from delayq.stats import Activity
-
-R = TypeVar("R")
+    from delayq.stats import Activity, QueueDepth
 
 
 class ReliableQueue(Recurring[T], Generic[T]):
@@ -93,29 +69,26 @@ class ReliableQueue(Recurring[T], Generic[T]):
         name: str,
         keys_of: Callable[[int], ReliableKeys],
         codec: Codec[T] | None,
-        given: Settings,
+        own_settings: Settings,
         session: Session,
     ) -> None:
-        given.check()
+        own_settings.check()
         self._session = session
         scheduler = session.scheduler
         first = scheduler.open(
             keys_of(0).wake,
             lambda services: OpenReliableQueue(
-                name, keys_of, given, scheduler, services
+                name, keys_of, own_settings, scheduler, services
             ).opened_partitions[0],
         )
         assert isinstance(first.queue, OpenReliableQueue)
         self._open: OpenReliableQueue = first.queue
-        # Settings that this handle was not given come from the others on this client.
-        settings = given.inherit(self._open.defaults.settings).inherit(DEFAULTS)
-        self._open.defaults.settings = self._open.defaults.settings.inherit(given)
-        self._open.defaults.codec = self._open.defaults.codec or codec
-        self._codec = codec or self._open.defaults.codec or JsonCodec()
+        settings, handle_codec = self._open.defaults.complete(own_settings, codec)
+        self._codec = handle_codec or JsonCodec()
         self._declaration = Declaration(
-            self._open.settings, given.declared(), self._open.services, self._open.closing
+            self._open.settings, own_settings.declared(), self._open.services, self._open.closing
         )
-        if given.declared():
+        if own_settings.declared():
             # The server may lose what is declared here, and others store anew without it.
             first.listen()
         self._hooks = self._open.services.hooks
@@ -138,8 +111,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
             durabilities.parse(settings.options.get("durability") or ""),
             waits_for_room=settings.options.get("when_full") == "wait",
         )
-        self.dead: DeadLetters[T] = DeadLetters(self._letters_at, self._codec)
-        self.groups: Groups = Groups(self._group_at, self._set_group, self._every_store)
+        self._stored: StoredMessages[T] = StoredMessages(self._consumer)
+        self.dead: DeadLetters[T] = DeadLetters(self._stored.letters_by_store, self._codec)
+        self.groups: Groups = Groups(
+            self._stored.store_of_group, self._stored.set_group, self._stored.stores
+        )
 
     @property
     def name(self) -> str:
@@ -244,9 +220,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if (submitted := sender.submit(message, durability)) is None:
             return await sender.send(message, durability)
         # Awaited here, because each coroutine in between takes its time.
-        message, sent = submitted
+        message, future = submitted
         try:
-            outcome = await sent
+            outcome = await future
         except DelayqError as error:
             outcome = error
         if outcome is STORED:
@@ -259,10 +235,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         sending = OfferEvent(self.name, "reliable", 1, batch=False, delay=delay)
         with self._hooks.around_sending(sending):
             (offer,) = with_headers([offer], sending.headers)
-            message = self._encoder.message(offer)
-            stored = await self._sender.send(message, durability)
-            sending.ids = (stored,)
-        return stored
+            message_id = await self._sender.send(self._encoder.message(offer), durability)
+            sending.ids = (message_id,)
+        return message_id
 
     async def offer_many(
         self, offers: Iterable[Offer[T]], *, durability: str | None = None
@@ -286,20 +261,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if not isinstance(offers, Iterable):
             raise BadInput(f"offers must be a list of Offer, not {offers!r}")
-        offered = list(offers)
+        checked = list(offers)
         if not (hooks := self._hooks).sending:
-            return await self._offer_all(offered, durability)
-        sending = OfferEvent(self.name, "reliable", len(offered), batch=True, delay=None)
+            return await self._sender.send_many(self._encoder.messages(checked), durability)
+        sending = OfferEvent(self.name, "reliable", len(checked), batch=True, delay=None)
         with hooks.around_sending(sending):
-            sending.ids = stored = await self._offer_all(
-                with_headers(offered, sending.headers), durability
-            )
-        return stored
-
-    async def _offer_all(self, offers: Sequence[Offer[T]], durability: str | None) -> list[str]:
-        """Offer as :meth:`offer_many`, without notifying observers."""
-        messages = self._encoder.messages(offers)
-        return await self._sender.send_many(messages, durability)
+            messages = self._encoder.messages(with_headers(checked, sending.headers))
+            sending.ids = ids = await self._sender.send_many(messages, durability)
+        return ids
 
     # Taking
 
@@ -326,8 +295,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise BadInput(f"limit must be an int of at least 1, not {limit!r}")
-        claimed = await self._consumer.claim(limit, seconds(wait, "wait"))
-        return [self._consumer.wrap(claim) for _, claim in claimed]
+        items = await self._consumer.claim(limit, seconds(wait, "wait"))
+        return [self._consumer.wrap(claim) for _, claim in items]
 
     def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Take messages as they come due, each under a lease, until the queue or client closes.
@@ -370,7 +339,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Raises:
             OutcomeUnknown: Some were cancelled, or may have been. With any other error, none was.
         """
-        return await self._change(ids, lambda store, some: store.cancel(some, leased=running))
+        return await self._stored.change(
+            ids, lambda store, page: store.cancel(page, leased=running)
+        )
 
     async def reschedule(
         self,
@@ -410,31 +381,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")
-        when = when_due(delay, at)
-        return await self._change(ids, lambda store, some: store.reschedule(some, when))
-
-    async def _change(
-        self,
-        ids: Iterable[str],
-        of: Callable[[ReliableStore, Sequence[str]], Awaitable[list[bool]]],
-    ) -> list[bool]:
-        if (checked := checked_ids(ids)) is None:
-            raise BadInput("ids must be a list of ids, not None")
-        await self._ready()
-        return await self._open.change(checked, of)
+        due = when_due(delay, at)
+        return await self._stored.change(ids, lambda store, page: store.reschedule(page, due))
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Return a live message without leasing it to you; None if there is no message with that
         id.
         """
-        await self._settled()
-        queue, checked = self._open, checked_id(id)
-
-        async def find(partition: Partition) -> Message[T] | None:
-            found = await partition.store.get(checked)
-            return None if found is None else self._consumer.wrap_stored(partition, found)
-
-        return await queue.search(lambda: queue.candidates(checked), find)
+        return await self._stored.get(id)
 
     # Results
 
@@ -461,29 +415,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 wait lasts until the server answers.
             Closed: The queue or client is closed, or is closed while the call waits.
         """
-        payload = await self._result_payload(id, timeout)
-        return (
-            None if payload is None else decode(result_codec(self._codec), payload, self.name, id)
-        )
+        if (payload := await self.result_payload(id, timeout)) is None:
+            return None
+        return decode(result_codec(self._codec), payload, self.name, id)
 
     async def history(self, id: str) -> MessageHistory | None:  # noqa: A002
         """Return what is known about a message, alive or not; None if that is nothing.
 
         Attempts and results are known if the queue has ``keep`` set, for as long as that says.
         """
-        await self._settled()
-        queue, checked = self._open, checked_id(id)
-
-        async def find(partition: Partition) -> MessageHistory | None:
-            outcome = await queue.settings.repeat(partial(partition.store.outcome, checked))
-            return history_of(checked, *outcome, self._codec)
-
-        # A partition that has only the record of an earlier message with that id is asked first.
-        places = reversed(queue.candidates(checked))
-        histories = [each for place in places if (each := await find(place)) is not None]
-        live = [each for each in histories if each.is_live]
-        found = live or histories
-        return found[-1] if found else None
+        return await self._stored.history(id)
 
     # Inspection and cleanup
 
@@ -492,10 +433,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         Costs the server next to nothing, however many there are.
         """
-        await self._settled()
-        return QueueDepth.total(
-            await self._open.for_each_partition(lambda partition: partition.store.depth())
-        )
+        return await self._stored.depth()
 
     async def activity(
         self, *, minutes: int | None = None, hours: int | None = None
@@ -522,12 +460,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         They are not leased to you.
         """
-        ready = await self.list("ready", limit=limit)
-        return (
-            ready
-            if len(ready) >= limit
-            else ready + await self.list("delayed", limit=limit - len(ready))
-        )
+        messages = await self.list("ready", limit=limit)
+        if len(messages) < limit:
+            messages += await self.list("delayed", limit=limit - len(messages))
+        return messages
 
     async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
         """Return messages in one state, in the order in which they will come.
@@ -542,20 +478,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 proportion to it.
             limit: The largest number of messages to return.
         """
-        self._check_open()
-        if state not in ("delayed", "ready", "leased"):
-            raise BadInput(f'state must be "delayed", "ready" or "leased", not {state!r}')
-        check_page(offset, limit)
-        await self._settled()
-
-        async def page(partitions: Sequence[Partition]) -> list[Message[T]]:
-            stores = [partition.store for partition in partitions]
-            found = (await live_page(stores, state, offset, limit)).messages
-            return [
-                self._consumer.wrap_stored(partitions[number], message) for number, message in found
-            ]
-
-        return await self._open.with_all_partitions(page)
+        return await self._stored.list(state, offset, limit)
 
     async def purge(
         self,
@@ -577,52 +500,18 @@ class ReliableQueue(Recurring[T], Generic[T]):
             OutcomeUnknown: Some messages were dropped, or may have been. With any other error, none
                 was.
         """
-        self._check_open()
-        if state not in ("delayed", "ready", "all"):
-            raise BadInput(f'state must be "delayed", "ready" or "all", not {state!r}')
-        await self._settled()
-        total = dropped = 0
-        if progress is not None:
-            there = await self.stats()
-            every = there.delayed + there.ready + there.leased
-            total = {"delayed": there.delayed, "ready": there.ready}.get(state, every)
-
-        def tell(count: int) -> None:
-            nonlocal dropped
-            dropped += count
-            if progress is not None:
-                # Other clients may add messages meanwhile.
-                progress(dropped, max(dropped, total))
-
-        try:
-            await self._open.for_each_partition(lambda each: _purge(each.store, state, tell))
-        except ServerError as error:
-            raise half_way(error, dropped) from error.__cause__
-        return dropped
+        return await self._stored.purge(state, progress)
 
     async def pause(self) -> None:
         """Stop all claims, in every process, until :meth:`resume`.
 
         Leased messages are not affected.
         """
-        await self._ready()
-        # Partitions that a queue is given later would not be paused.
-        await self._open.settings.learn({}, stores=True)
-        (await self._open.settings.read()).check_not_moving(self.name)
-        await self._open.for_each_partition(lambda partition: partition.store.pause())
+        await self._stored.pause()
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
-        await self._ready()
-        (await self._open.settings.read()).check_not_moving(self.name)
-        ended = False
-
-        async def resume(partition: Partition) -> None:
-            nonlocal ended
-            ended |= await partition.store.resume()
-
-        await self._open.for_each_partition(resume)
-        return ended
+        return await self._stored.resume()
 
     # Settings
 
@@ -678,12 +567,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
@@ -700,91 +584,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Return the part that a worker uses that handles ``concurrency`` messages at a time."""
         return WorkerPort(self._consumer, concurrency)
 
+    async def result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
+        """Return the encoded result of a message, as :meth:`result` does; None for no result."""
+        return await self._stored.result(id, timeout)
+
     def _check_open(self) -> None:
         self._session.check_loop()
-        if self._open.closed:
+        if self._open.closing.done():
             raise Closed("the queue is closed")
-
-    async def _ready(self) -> None:
-        """Check that the queue is open, and declare the settings that this handle was given."""
-        self._check_open()
-        if not self._declaration.is_made:
-            await self._declaration.make()
-
-    async def _settled(self) -> None:
-        """Flush the acknowledgements that this client has not waited for, so that the next call
-        sees their effect.
-        """
-        await self._ready()
-        await self._open.flush()
-        self._check_open()
-
-    async def _result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
-        """Return the encoded result of a message, as :meth:`result` does; None for no result."""
-        checked = checked_id(id)
-        within = None if timeout is None else seconds(timeout, "timeout")
-        await self._settled()
-        outcome = await self._open.outcome(checked, within)
-        if outcome.death is not None and not outcome.is_live:
-            raise MessageFailed(checked, outcome.death.reason, outcome.death.error)
-        if outcome.record is None or not outcome.record.is_done or outcome.is_live:
-            raise NoResult(checked, keeps=outcome.keeps)
-        return outcome.record.payload
-
-    def _encode(self, offer: Offer[T]) -> OptionsMessage:
-        return self._encoder.with_options(offer)
-
-    async def _group_at(self, group: str) -> ReliableStore:
-        """Return the partition of a group."""
-        await self._settled()
-        (await self._open.settings.read()).check_at_rest(self.name)
-        return self._open.home_of(group).store
-
-    async def _set_group(self, group: str, what: str, limit: str) -> bool:
-        """Change a group where it lies."""
-        await self._settled()
-        queue = self._open
-        return await queue.settings.write(
-            partial(home_of, group),
-            lambda place, count: queue.opened_partitions[place].store.set_group(
-                count, group, what, limit
-            ),
-        )
-
-    async def _every_store(self) -> Sequence[ReliableStore]:
-        await self._settled()
-        (await self._open.settings.read()).check_at_rest(self.name)
-        return [partition.store for partition in self._open.partitions]
-
-    async def _letters_at(
-        self, ids: Sequence[str] | None
-    ) -> Mapping[ReliableStore, Sequence[str] | None]:
-        """Return the partitions in which dead letters with these ids may be, each with those ids;
-        all partitions if it gets None.
-        """
-        await self._ready()
-        queue = self._open
-        stored = await queue.settings.read()
-        stored.check_at_rest(self.name)
-        if stored.drops_letters:
-            # A user that may only look sees letters that are about to go.
-            with suppress(ServerRefused):
-                await queue.for_each_partition(lambda partition: partition.store.trim_dead())
-        if ids is None:
-            return dict.fromkeys(partition.store for partition in queue.partitions)
-        parts: dict[ReliableStore, list[str]] = {}
-        for id in ids:  # noqa: A001
-            for partition in queue.candidates(id):
-                parts.setdefault(partition.store, []).append(id)
-        return parts
-
-
-async def _purge(
-    store: ReliableStore,
-    state: Literal["delayed", "ready", "all"],
-    tell: Callable[[int], None],
-) -> None:
-    """Drop the messages of one partition, and call ``tell`` with the number of each step."""
-    while not (step := await store.purge(state)).is_last:
-        tell(step.dropped)
-    tell(step.dropped)

@@ -120,16 +120,16 @@ class Recurrence:
         self._check_later()
         return moment_us(due_us)
 
-    async def advance(self, taken: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
+    async def advance(self, items: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.
 
         Returns the messages to hand out. Those of other partitions are not touched.
         """
         occurrences = [
-            item for item in taken if item[1].partition == self._index and is_occurrence(item[1].id)
+            item for item in items if item[1].partition == self._index and is_occurrence(item[1].id)
         ]
         if not occurrences:
-            return taken
+            return items
         claims = [claim for _, claim in occurrences]
         try:
             outcomes = await self._store.occur(claims)
@@ -137,7 +137,7 @@ class Recurrence:
             if isinstance(error, OutcomeUnknown):
                 # The server may have dropped some of them. Those it has not dropped come again.
                 self._dispatcher.give_back(occurrences)
-                return [item for item in taken if item not in occurrences]
+                return [item for item in items if item not in occurrences]
             # Nothing was changed. The messages are handed out all the same: the next check finds
             # what is missing.
             _log.warning(
@@ -150,7 +150,7 @@ class Recurrence:
             outcomes = [Occurrence(is_handed_out=True, moments_ahead=-1)] * len(claims)
             self._lacking.update(_schedule_name(claim.id) for claim in claims)
         except BaseException:
-            self._dispatcher.give_back(taken)
+            self._dispatcher.give_back(items)
             raise
         dropped = set()
         for claim, (handed_out, moments) in zip(claims, outcomes, strict=True):
@@ -161,7 +161,7 @@ class Recurrence:
                 dropped.add(claim)
                 # Perhaps it was cancelled, and has kept its slots.
                 self._free_slots(claim)
-        return [item for item in taken if item[1] not in dropped]
+        return [item for item in items if item[1] not in dropped]
 
     def on_dropped(self, occurrences: Iterable[bytes]) -> None:
         """Put the next occurrences in place after the server has dropped these."""

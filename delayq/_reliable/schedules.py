@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime, tzinfo
 
-    from delayq._reliable.bodies import OptionsMessage
-    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.consumer import Consumer
+    from delayq._reliable.message import Message
+    from delayq._reliable.offers import OfferEncoder
     from delayq._reliable.partition import Partition
     from delayq._reliable.store import ReliableStore
 
@@ -84,7 +85,8 @@ def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
 class Recurring(Generic[T]):
     """The methods of a reliable queue that deal with recurring messages."""
 
-    _open: OpenReliableQueue
+    _consumer: Consumer[Message[T]]
+    _encoder: OfferEncoder[T]
 
     async def schedule(
         self,
@@ -138,7 +140,7 @@ class Recurring(Generic[T]):
             ServerUnavailable, ServerRefused, OutcomeUnknown, Closed: As :meth:`offer`. Calling it
                 again is safe.
         """
-        self._check_open()
+        self._consumer.check_open()
         _check_name(name)
         timing = timing_of(cron, every, timezone)
         if (
@@ -147,7 +149,7 @@ class Recurring(Generic[T]):
             or not 0 <= version <= _MOST_VERSION
         ):
             raise BadInput(f"version must be an int from 0 to 2**53, not {version!r}")
-        message = self._encode(
+        message = self._encoder.with_options(
             Offer(
                 value,
                 headers=headers,
@@ -159,8 +161,7 @@ class Recurring(Generic[T]):
         )
         # An expression that never matches is refused before anything is written.
         timing.moments(0)
-        await self._ready()
-        queue = self._open
+        queue = await self._consumer.declare()
         return await queue.settings.write(
             partial(home_of, name),
             lambda index, count: queue.opened_partitions[index].recurrence.schedule(
@@ -210,8 +211,7 @@ class Recurring(Generic[T]):
     ) -> bool:
         """Make a call to the partition that has the schedule."""
         _check_name(name)
-        await self._ready()
-        queue = self._open
+        queue = await self._consumer.declare()
         return bool(
             await queue.search(
                 lambda: [queue.home_of(name)], lambda partition: call(partition.store)
@@ -223,8 +223,8 @@ class Recurring(Generic[T]):
 
         Schedules that cannot be read are left out and logged.
         """
-        await self._ready()
-        parts = await self._open.for_each_partition(self._schedules_in)
+        queue = await self._consumer.declare()
+        parts = await queue.for_each_partition(self._schedules_in)
         return sorted(
             (schedule for part in parts for schedule in part), key=lambda schedule: schedule.name
         )
@@ -239,22 +239,12 @@ class Recurring(Generic[T]):
             except UnreadableSchedule as error:
                 _log.warning(
                     "queue %r: schedule %r is left out: %s",
-                    self._open.name,
+                    self._consumer.queue.name,
                     name,
                     error,
-                    extra=about(self._open.name),
+                    extra=about(self._consumer.queue.name),
                 )
         return schedules
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    async def _ready(self) -> None:
-        raise NotImplementedError
-
-    def _encode(self, offer: Offer[T]) -> OptionsMessage:
-        """Check what a schedule offers, and return what is stored for every occurrence."""
-        raise NotImplementedError
 
 
 def _check_name(name: str) -> None:

@@ -20,7 +20,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 # which gives them back if it is cancelled.
 _TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 # Methods for the library itself, and those that have another name.
-_OTHERS = {"aclose", "keep_codec", "through", "worker_port"}
+_OTHERS = {"aclose", "keep_codec", "result_payload", "through", "worker_port"}
 
 
 class Forwarder(Protocol):

@@ -211,7 +211,7 @@ class Task(BoundTask[P], Generic[P, R_co]):
                 not bound to a client.
         """
         codec = self._result_codec()
-        payload = await self._tasks.queue._result_payload(id, timeout)  # noqa: SLF001 - as below
+        payload = await self._tasks.queue.result_payload(id, timeout)
         return None if payload is None else codec.decode(payload)
 
     @overload
@@ -226,7 +226,7 @@ class Task(BoundTask[P], Generic[P, R_co]):
         """Return what :meth:`result` does, from code that is not async, as :meth:`offer_sync`."""
         codec = self._result_codec()
         binding = self._tasks.binding(sync=True)
-        payload = binding.run(lambda queue: queue._result_payload(id, timeout))  # noqa: SLF001
+        payload = binding.run(lambda queue: queue.result_payload(id, timeout))
         return None if payload is None else codec.decode(payload)
 
     def _result_codec(self) -> Codec[Any]:

@@ -115,7 +115,7 @@ class _Recorder:
                 self._results[id_] = await result if inspect.isawaitable(result) else result
         return [id_ for id_, _ in recorded]
 
-    async def _result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
+    async def result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
         if id in self._results:
             result = self._results[id]
             return None if result is None else result_codec(self._tasks.codec).encode(result)

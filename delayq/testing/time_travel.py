@@ -169,7 +169,7 @@ async def _keys_of(target: Target) -> list[Keys]:
     if isinstance(target, DelayedQueue):
         return [target._keys]
     if isinstance(target, ReliableQueue):
-        await target._ready()
+        await target._consumer.declare()
         return [partition.keys for partition in target._open.partitions]
     session = _session(target)
     found: dict[str, Keys] = {}
