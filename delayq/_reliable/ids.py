@@ -216,10 +216,15 @@ class PartitionRotation:
         # The clock may have been set back.
         if not self._remaining or not 0 < self._turn_ends_ns - now_ns <= _TURN_NS:
             self._remaining, self._turn_ends_ns = self._per_turn, now_ns + _TURN_NS
-            for _ in range(count):
-                self._partition = (self._partition + 1) % count
-                if not (self._partition in failed or self._is_unreachable(self._partition)):
-                    break
+            following = [(self._partition + step) % count for step in range(1, count + 1)]
+            self._partition = next(
+                (
+                    partition
+                    for partition in following
+                    if not (partition in failed or self._is_unreachable(partition))
+                ),
+                following[0],
+            )
         beginning, self._ids_end_ns = new_block()
         self._ids = map(beginning.__add__, endings_in(beginning, self._partition, count))
 

@@ -61,7 +61,8 @@ def changed(value: Any, back: Any, *, is_open: bool) -> str | None:
     if isinstance(part, datetime | time) and is_alike:
         cure = _OFFSET_CURE
     elif isinstance(part, dict) and is_alike:
-        cure = _KEYS_CURE
+        has_times = any(isinstance(key, datetime | time) for key in part)
+        cure = _OFFSET_CURE if has_times else _KEYS_CURE
     elif _names(type(part)) and isinstance(part, type(other)):
         cure = _SUBCLASS_CURE
     return f"{place} is {a_kind(type(part))}, and would come back as {what}: {cure}"

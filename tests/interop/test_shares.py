@@ -9,7 +9,7 @@ import pytest
 
 import delayq
 from tests.interop import report
-from tests.interop.live import DEADLINE, Live, Log, random_messages
+from tests.interop.live import DEADLINE, SPREAD, Live, Log, random_messages
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
 from tests.support.waiting import until
@@ -22,7 +22,7 @@ KILLS = 40
 
 @with_newest
 @pytest.mark.parametrize(
-    ("pause_ms", "threads", "count"), [(0, 1, 10_000), (2, 1, 2000), (2, 4, 4000)]
+    ("pause_ms", "threads", "count"), [(0, 1, SPREAD), (2, 1, 2000), (2, 4, 4000)]
 )
 async def test_both_kinds_get_a_share_of_the_messages(
     live: Live, pause_ms: int, threads: int, count: int
@@ -64,7 +64,7 @@ async def test_both_kinds_get_a_share_of_the_messages(
 @with_newest
 async def test_java_alone_loses_what_it_pops_for_a_connection_that_is_killed(live: Live) -> None:
     """This tests no promise of ours: the figure shows what to expect of consumers in Java."""
-    count = 10_000
+    count = SPREAD
     log, messages = Log(), random_messages(TEXT, count, most=MOST_MS)
     java = await live.open()
     await log.offer_by_java(java, messages)
