@@ -36,7 +36,7 @@ class EngineContext:
         timer: The client's only timer wheel.
         clock: Estimates the clock of the server that holds the queue.
         background: Owns tasks that outlive a call.
-        together: Sends calls of many queues in one round trip.
+        coalescer: Sends calls of many queues in one round trip.
         resync_interval: How often everything is re-checked, whatever happens, in seconds.
         retry_most: Longest wait before a failed call is tried again, in seconds.
         hooks: The observers to notify.
@@ -51,7 +51,7 @@ class EngineContext:
     timer: HashedWheelTimer
     clock: ServerClock
     background: Background
-    together: CallCoalescer
+    coalescer: CallCoalescer
     resync_interval: float
     retry_most: float
     hooks: Hooks = field(default_factory=Hooks)

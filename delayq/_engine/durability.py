@@ -23,7 +23,7 @@ Results = Callable[[Sequence[Any], Any], Sequence[Any]]
 
 
 class Unconfirmed(NamedTuple, Generic[Result]):
-    """The result of an item whose promise is broken, and the reason."""
+    """The result of an item that has not become as durable as requested, and the reason."""
 
     result: Result
     reason: str
@@ -43,10 +43,10 @@ def parse(durability: str) -> Durability | None:
 
 
 class DurableBatchers(Generic[Item, Result]):
-    """Stores the messages of one queue, under each promise that was requested.
+    """Stores the messages of one queue, with each durability that was requested.
 
     Attributes:
-        plain: Stores messages without a further promise.
+        plain: Stores messages that are safe enough once the server has them.
     """
 
     def __init__(
@@ -58,35 +58,39 @@ class DurableBatchers(Generic[Item, Result]):
         ],
     ) -> None:
         """Args:
-        key: One of the queue's keys, whose server is asked whether it can keep a promise.
+        key: One of the queue's keys, whose server is asked whether it supports a durability.
         new: Creates a batcher from the server that runs the scripts, and from a function that turns
             the reader of a plain server's answers into the reader of this server's answers.
         """
         self._server = server
         self._key = key
         self._new = new
-        self._promised: dict[Durability, Batcher[Item, Result | Unconfirmed[Result]]] = {}
+        self._by_durability: dict[Durability, Batcher[Item, Result | Unconfirmed[Result]]] = {}
         self._closed = False
         self.plain: Batcher[Item, Result] = new(server, lambda results: results)
 
     @property
     def all(self) -> Sequence[Batcher[Item, Any]]:
-        """Every batcher, whatever it promises."""
-        return (self.plain, *self._promised.values())
+        """Every batcher, whatever its durability."""
+        return (self.plain, *self._by_durability.values())
 
-    async def under(self, promise: Durability) -> Batcher[Item, Result | Unconfirmed[Result]]:
-        """Return the batcher that stores messages under a promise.
+    async def batcher_for(
+        self, durability: Durability
+    ) -> Batcher[Item, Result | Unconfirmed[Result]]:
+        """Return the batcher that stores messages with a durability.
 
-        Raises ServerError if the server cannot keep it, and Closed.
+        Raises ServerError if the server does not support it, and Closed.
         """
-        if promise not in self._promised:
-            server = WaitingServer(self._server, promise)
+        if durability not in self._by_durability:
+            server = WaitingServer(self._server, durability)
             await server.check_supported(self._key)
             if self._closed:
                 raise Closed("the queue is closed")
-            if promise not in self._promised:
-                self._promised[promise] = self._new(server, partial(_confirming, promise))
-        return self._promised[promise]
+            if durability not in self._by_durability:
+                self._by_durability[durability] = self._new(
+                    server, partial(_confirming, durability)
+                )
+        return self._by_durability[durability]
 
     async def aclose(self, grace: float) -> None:
         """Accept no more items, and give those in flight ``grace`` seconds."""
@@ -94,12 +98,12 @@ class DurableBatchers(Generic[Item, Result]):
         await asyncio.gather(*(commits.aclose(grace) for commits in self.all))
 
 
-def _confirming(promise: Durability, results: Results) -> Results:
+def _confirming(durability: Durability, results: Results) -> Results:
     """Adapt ``results`` to the pairs of a :class:`WaitingServer`."""
 
     def confirmed(items: Sequence[Any], answer: tuple[Any, Any]) -> Sequence[Any]:
         unchecked = results(items, answer[0])
-        reason = promise.failure(answer[1])
+        reason = durability.failure(answer[1])
         return [Unconfirmed(result, reason) for result in unchecked] if reason else unchecked
 
     return confirmed

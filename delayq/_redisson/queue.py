@@ -525,10 +525,9 @@ class DelayedQueue(Generic[T]):
     # Internals
 
     async def _commits(self, durability: str | None) -> Batcher[Offer, Any]:
-        promise = self._durability if durability is None else durabilities.parse(durability)
-        return (
-            self._open.offers.plain if promise is None else await self._open.offers.under(promise)
-        )
+        level = self._durability if durability is None else durabilities.parse(durability)
+        offers = self._open.offers
+        return offers.plain if level is None else await offers.batcher_for(level)
 
     def _check_open(self) -> None:
         self._session.check_loop()

@@ -388,11 +388,11 @@ class PartitionOffers:
         )
         self.commits: Batcher[NewMessage, OfferOutcome] = self._batchers.plain
 
-    async def under(
+    async def batcher_for(
         self, durability: Durability
     ) -> Batcher[NewMessage, OfferOutcome | Unconfirmed[OfferOutcome]]:
-        """Return the batcher for a durability, as :meth:`DurableBatchers.under` does."""
-        return await self._batchers.under(durability)
+        """Return the batcher for a durability, as :meth:`DurableBatchers.batcher_for` does."""
+        return await self._batchers.batcher_for(durability)
 
     def recall(self) -> None:
         """Fail what was not sent yet with :class:`SettingsChanged`: it may belong elsewhere now."""

@@ -241,7 +241,7 @@ class _Entry:
         self._reported = None
         self._may_be_listed = True
         try:
-            await self._services.together.run(
+            await self._services.coalescer.run(
                 self._store.register_request(self._name, counts_us, facts)
             )
         except ServerRefused:

@@ -337,7 +337,7 @@ class Sender:
         if level is None:
             return offers.commits
         with before_a_call():
-            return await offers.under(level)
+            return await offers.batcher_for(level)
 
     async def _commits_or_error(
         self, offers: PartitionOffers, durability: str | None

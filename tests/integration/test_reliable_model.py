@@ -104,7 +104,7 @@ class Live:
     lost: int = 0
     suspect: bool = False
     # The hour at which its last lease was lost: until then, it could not expire.
-    lost_at: int = 0
+    lost_at: float = 0
     # When it is due at the latest: a claim drops it as soon as it has expired.
     due_at_most: Moment | None = None
 
