@@ -507,7 +507,7 @@ class DelayedQueue(Generic[T]):
         """Close the queue on this client, for every handle; its messages stay on the server.
 
         Waiting calls raise :class:`~delayq.errors.Closed`, loops over the queue simply end, and
-        messages that were fetched but not call to a consumer go back. Takes as long as
+        messages that were fetched but not handed to a consumer go back. Takes as long as
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):

@@ -119,22 +119,22 @@ class Claims:
     def _is_wanted(self) -> bool:
         return self.source.dispatcher.callers.capacity > 0
 
-    def announced(self, due_us: int) -> None:
+    def on_due(self, due_us: int) -> None:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
         if self._is_wanted:
             self.wakeups.on_due(due_us)
         else:
             self.wakeups.plan.forget()
 
-    def noticed(self, notice: TransferNotice) -> None:
+    def on_notice(self, notice: TransferNotice) -> None:
         """Act on a notice that another client has handed out the due messages."""
         if self._is_wanted:
             self.wakeups.on_notice(notice)
         elif notice.client != self.wakeups.plan.stagger.client:
             self.wakeups.plan.forget()
 
-    def cancelled(self, lease: tuple[bytes, bytes]) -> None:
-        """Act on the news that a message was cancelled, by its id and the token of its lease."""
+    def on_cancelled(self, lease: tuple[bytes, bytes]) -> None:
+        """Act on the cancellation of a message, by its id and the token of its lease."""
         if self._suspect is not None and self._suspect.lease_id == lease:
             self._services.suspects.over(self._suspect)
 
@@ -204,14 +204,14 @@ class Claims:
         """Wait for a call in flight to end and for its messages to be given back, for at most
         ``grace`` seconds.
         """
-        until = self._services.clock.local() + grace
+        deadline = self._services.clock.local() + grace
         await self.wakeups.aclose(grace)
         with suppress(ServerError, TimeoutError):
-            async with asyncio.timeout(max(0.0, until - self._services.clock.local())):
+            async with asyncio.timeout(max(0.0, deadline - self._services.clock.local())):
                 await self._recover()
                 if self._calls.number and not self._calls.keeps_key:
                     await self._store.forget_calls([self._calls.key])
-        await self.source.return_queue.aclose(max(0.0, until - self._services.clock.local()))
+        await self.source.return_queue.aclose(max(0.0, deadline - self._services.clock.local()))
 
     async def _call(self, take: int, policy: Policy) -> tuple[list[Claim], int, int]:
         """Claim up to ``take`` messages for callers of that policy.
@@ -221,9 +221,9 @@ class Claims:
         """
         clock, suspects = self._services.clock, self._services.suspects
         asked_at = clock.local()
-        held = suspects.held
+        suspect_at_work = suspects.held
         # A suspect at work in another queue cannot be looked up here.
-        asks = (held is None or held is self._suspect) and suspects.ask()
+        asks = (suspect_at_work is None or suspect_at_work is self._suspect) and suspects.ask()
         alone = suspects.begin_claim(lambda claim: clock.seconds_from_now(claim.ends_us) < 0)
         suspect: Claim | None = None
         stays_alone, proven_in = False, policy.lease_us / 1_000_000
@@ -238,7 +238,7 @@ class Claims:
                 policy,
                 self.wakeups.signature(),
                 may_be_suspect=asks,
-                held=held if asks else None,
+                held=suspect_at_work if asks else None,
                 alone=alone,
             )
             now = reply.now_us

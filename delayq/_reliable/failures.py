@@ -1,5 +1,5 @@
-"""What handlers raise: instructions to retry, snooze or reject a message, and errors, whose text is
-stored beside it. Pure.
+"""The errors that handlers raise: instructions to retry, snooze or reject a message, and failures,
+whose text is stored beside it. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from delayq.backoff import Backoff
 
-# The most that is stored of each, characters. The end of a traceback says the most.
+# Most characters stored of each. The end of a traceback says the most.
 _MAX_LINE = 500
 _MAX_TEXT = 8000
 # The number of errors in a group that its line names.

@@ -139,7 +139,7 @@ class Message(Generic[T]):
     ) -> None:
         """Args:
         claim: The facts known about the message.
-        context: What it shares with other messages.
+        context: The properties that it shares with other messages.
         state: Its state. It can be acknowledged or retried if ``claim`` has a token.
         ahead: The messages its consumer has fetched and will handle next.
         error: Its last error.

@@ -62,8 +62,8 @@ class HandleDefaults:
     def complete(
         self, own_settings: Settings, codec: Codec[Any] | None
     ) -> tuple[Settings, Codec[Any] | None]:
-        """Return the settings and the codec of a handle: what it was not given comes from the
-        others on this client. Later handles inherit what it was given.
+        """Return the settings and the codec of a handle. It inherits those that it was not given
+        from earlier handles on this client, and later ones inherit its own.
         """
         settings = own_settings.inherit(self.settings).inherit(DEFAULTS)
         self.settings = self.settings.inherit(own_settings)

@@ -207,10 +207,10 @@ class Partition:
         self.wakeups.on_recheck(due_us, next_due)
 
     def on_due(self, due_us: int) -> None:
-        self.claims.announced(due_us)
+        self.claims.on_due(due_us)
 
     def on_notice(self, notice: TransferNotice) -> None:
-        self.claims.noticed(notice)
+        self.claims.on_notice(notice)
 
     def on_summons(self, number: int) -> None:
         self.wakeups.on_summons(number)
@@ -222,7 +222,7 @@ class Partition:
             self.queue.notifications.on_cancelled((id, token))
             for keeper in self._keepers.values():
                 keeper.lose(lambda claim: claim.lease_id == (id, token))
-            self.claims.cancelled((id, token))
+            self.claims.on_cancelled((id, token))
         elif kind == _FINISHED:
             self.queue.notifications.on_finished(details)
         elif self.index:

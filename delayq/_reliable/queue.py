@@ -316,7 +316,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Args:
             id: The message's id.
             running: Remove it even if a worker has it. Its handler is cancelled, at once if its
-                process listens for news of the queue, otherwise when it renews the lease. A
+                process listens to the queue, otherwise when it renews the lease. A
                 function that runs in a thread goes on, and its outcome does not count. The message
                 keeps its slots of a limit until its handler has ended, or its lease.
 

@@ -64,7 +64,7 @@ class _Round:
     """One pass over the schedules of a partition, in regular checks of a page each.
 
     Attributes:
-        cursor: Where the next check begins.
+        cursor: The position at which the next check begins.
         has_found_schedules: Whether the checks of this pass have found schedules.
         goes_on: Whether regular checks go on: the pass before has found schedules.
     """
@@ -138,8 +138,8 @@ class Recurrence:
                 # The server may have dropped some of them. Those it has not dropped come again.
                 self._dispatcher.give_back(occurrences)
                 return [item for item in items if item not in occurrences]
-            # Nothing was changed. The messages are handed out all the same: the next check finds
-            # what is missing.
+            # Nothing was changed. The messages are handed out all the same: the next check puts the
+            # missing occurrences in place.
             _log.warning(
                 "queue %r: the occurrences that follow %d messages are not stored yet: %s",
                 self._store.keys.name,
