@@ -148,7 +148,8 @@ class Claims:
                 the others receive the error.
         """
         try:
-            await self._recover()
+            if self._calls.is_unsure:
+                await self._recover()
             await self.source.return_queue.drain(_RETURN_WITHIN)
             take, policy = self.source.begin(BATCH)
             if not take:
@@ -208,7 +209,8 @@ class Claims:
         await self.wakeups.aclose(grace)
         with suppress(ServerError, TimeoutError):
             async with asyncio.timeout(max(0.0, deadline - self._services.clock.local())):
-                await self._recover()
+                if self._calls.is_unsure:
+                    await self._recover()
                 if self._calls.number and not self._calls.keeps_key:
                     await self._store.forget_calls([self._calls.key])
         await self.source.return_queue.aclose(max(0.0, deadline - self._services.clock.local()))
@@ -317,14 +319,13 @@ class Claims:
         return ReturnCall(self._store.release_request(claims))
 
     async def _recover(self) -> None:
-        """Give back what the last call claimed, if its answer was lost.
+        """Give back what the last call claimed, whose answer was lost.
 
         Otherwise it would wait for its lease to end.
         """
-        if self._calls.is_unsure:
-            self._calls.keeps_key = True
-            await self._store.release_call(self._calls.key, self._calls.number)
-            self._calls.is_unsure = False
+        self._calls.keeps_key = True
+        await self._store.release_call(self._calls.key, self._calls.number)
+        self._calls.is_unsure = False
 
 
 class ClaimAcknowledger(Acknowledger[Claim]):

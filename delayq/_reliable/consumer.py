@@ -12,6 +12,7 @@ from delayq._engine.leases import Batch
 from delayq._engine.reader import Reader
 from delayq._generics import T
 from delayq._reliable.failures import RetryRules
+from delayq._reliable.ids import is_occurrence
 from delayq._reliable.message import Message, MessageContext
 from delayq._reliable.replies import Claim
 from delayq.errors import Closed
@@ -102,7 +103,20 @@ class Consumer(Generic[M]):
                 wait = await self.declaration.make_within(wait)
             except TimeoutError:
                 return ()
-        return await self.queue.take(count, wait, self.policy)
+        queue, remaining = self.queue, wait
+        deadline = None if wait is None else queue.loop.time() + wait
+        while True:
+            items = await queue.dispatcher.take(count, remaining, self.policy)
+            for _, claim in items:
+                # A call for each would cost more than the search for an "@".
+                if b"@" in claim.id and is_occurrence(claim.id):
+                    break
+            else:
+                return items
+            if items := await self._advance_schedules(items):
+                return items
+            if deadline is not None:
+                remaining = max(0.0, deadline - queue.loop.time()) if wait else 0.0
 
     def wrap(self, claim: Claim, ahead: Batch[Any] | None = None) -> M:
         """Count a claimed message as delivered, and return it as its handler gets it.
@@ -171,8 +185,18 @@ class Consumer(Generic[M]):
                     if cancelled and claim.lease_id in cancelled:
                         self._free_slots(claim)
                         continue
-                    if b"@" not in claim.id or await queue.advance_schedules([numbered]):
+                    if b"@" not in claim.id or await self._advance_schedules([numbered]):
                         yield wrap(claim, batch)
+
+    async def _advance_schedules(self, items: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
+        """Put the next occurrences in place for messages that are about to be handed out.
+
+        Returns the messages to hand out.
+        """
+        indices = {claim.partition for _, claim in items if is_occurrence(claim.id)}
+        for index in indices:
+            items = await self.queue.opened_partitions[index].recurrence.advance(items)
+        return items
 
     def _context_of(self, number: int) -> MessageContext[Any]:
         if number not in self._contexts:

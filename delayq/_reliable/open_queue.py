@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._engine.dispatcher import Dispatcher
 from delayq._reliable.dead_letters import half_way
-from delayq._reliable.ids import PartitionRotation, home_of, is_occurrence, partition_of
+from delayq._reliable.ids import PartitionRotation, home_of, partition_of
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.notifications import MessageNotifications
 from delayq._reliable.outcomes import Outcome
@@ -34,13 +34,12 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from delayq._engine.caller_queue import Numbered
     from delayq._engine.context import EngineContext
     from delayq._engine.scheduler import Scheduler
     from delayq._redis.return_calls import ShutdownCalls
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.replies import Claim
-    from delayq._reliable.settings import Policy, Settings, StoredSettings
+    from delayq._reliable.settings import Settings, StoredSettings
     from delayq.codecs import Codec
 
 R = TypeVar("R")
@@ -328,33 +327,6 @@ class OpenReliableQueue:
         return self.services.nodes.failed_lately(keys.wake)
 
     # Taking
-
-    async def take(self, count: int, wait: float | None, policy: Policy) -> list[Numbered[Claim]]:
-        """Take due messages, as :meth:`Dispatcher.take` does, and follow up those that recur."""
-        deadline = None if wait is None else self.loop.time() + wait
-        remaining = wait
-        while True:
-            items = await self.dispatcher.take(count, remaining, policy)
-            for _, claim in items:
-                # A call for each would cost more than the search for an "@".
-                if b"@" in claim.id and is_occurrence(claim.id):
-                    break
-            else:
-                return items
-            if items := await self.advance_schedules(items):
-                return items
-            if deadline is not None:
-                remaining = max(0.0, deadline - self.loop.time()) if wait else 0.0
-
-    async def advance_schedules(self, items: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
-        """Put the next occurrences in place for messages that are about to be handed out.
-
-        Returns the messages to hand out.
-        """
-        indices = {claim.partition for _, claim in items if is_occurrence(claim.id)}
-        for index in indices:
-            items = await self.opened_partitions[index].recurrence.advance(items)
-        return items
 
     def _on_caller_joined(self, insist: bool) -> None:
         """Look for messages for a caller that has joined."""
