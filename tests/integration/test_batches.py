@@ -225,18 +225,16 @@ async def test_windows_of_a_rate_stay_apart_even_if_the_worker_stops() -> None:
 async def test_a_batch_that_fails_is_retried_message_by_message(
     worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @batches(worker, batch=3, linger=0.05, max_attempts=2, backoff=Backoff.fixed(0))
+    @batches(worker, batch=2, max_attempts=2, backoff=Backoff.fixed(0))
     async def handle(values: list[int]) -> None:
-        if 1 in values:
-            raise ZeroDivisionError("divided")
+        raise ZeroDivisionError("divided")
 
-    await offer(jobs, 2)
-    await jobs.offer(2, id="2", max_attempts=1)
+    attempts = {"0": 2, "1": 1, "2": 2, "3": 1}
+    await jobs.offer_many([Offer(0, id=id_, max_attempts=n) for id_, n in attempts.items()])
     await worker.run(burst=True)
-    letters = {letter.id: letter.attempt for letter in await jobs.dead.list()}
-    assert letters == {"0": 2, "1": 2, "2": 1}
-    failures = [record for record in caplog.records if "batch of 3" in record.message]
-    assert [record.levelname for record in failures] == ["ERROR"]
+    assert {letter.id: letter.attempt for letter in await jobs.dead.list()} == attempts
+    failures = [record for record in caplog.records if "batch of 2" in record.message]
+    assert [record.levelname for record in failures] == ["ERROR"] * 3
     assert "ZeroDivisionError" in caplog.text
 
 

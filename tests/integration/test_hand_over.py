@@ -275,7 +275,12 @@ async def test_what_went_back_is_not_confirmed_once_more(
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_a_fence_outlasts_a_call(own_server: PrivateServer, raw: Any, answered: bool) -> None:
+async def test_a_fence_outlasts_a_call(
+    own_server: PrivateServer, raw: Any, answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A server that pauses gets no second try, behind which the fence would have to stay.
+    monkeypatch.setattr(return_calls, "_FIRST_DOUBT", 60)
+    monkeypatch.setattr("delayq._engine.scheduler._GRACE", 60)
     async with delayq.connect(own_server.url) as client:
         queue: Orders = client.delayed_queue("orders")
         await queue.drain()

@@ -27,7 +27,7 @@ from tests.integration.test_acl import granted
 from tests.support.depth import nightly
 from tests.support.reliable import all_values
 from tests.support.reliable_fixtures import faults
-from tests.support.reliable_store import HOUR
+from tests.support.reliable_store import HOUR, REPORTS
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ async def contents(raw: Any) -> dict[bytes, Any]:
     return {
         key: (await content(key), await raw.pttl(key) > 0)
         for key in sorted(keys)
-        if not key.endswith((b":settings", b":paused", b":history")) and b":call:" not in key
+        if not key.endswith((b":settings", b":paused", *REPORTS)) and b":call:" not in key
     }
 
 

@@ -12,7 +12,8 @@ from delayq._reliable.keys import ReliableKeys
 
 HOUR = 3600
 _HOUR_US = HOUR * 1_000_000
-_REPORTS = (b":history", b":workers", b":workers:facts")
+REPORTS = (b":history", b":workers", b":workers:facts")
+"""The ends of the keys in which clients report what they did."""
 
 _PASS = """
 local function back(moment) return string.format('%.2f', moment - ARGV[1]) end
@@ -277,12 +278,12 @@ class Store:
 
     async def others(self) -> set[str]:
         """Return all keys that do not belong to the queue, except for reports of clients."""
-        keys = [key for key in await self._raw.keys("*") if not key.endswith(_REPORTS)]
+        keys = [key for key in await self._raw.keys("*") if not key.endswith(REPORTS)]
         return {key.decode() for key in keys} - {*self._names}
 
     async def keys_and_dumps(self) -> dict[str, bytes]:
         """Return everything on the server, as it is stored, except for reports of clients."""
-        names = [key for key in await self._raw.keys("*") if not key.endswith(_REPORTS)]
+        names = [key for key in await self._raw.keys("*") if not key.endswith(REPORTS)]
         keys = sorted(key.decode() for key in names)
         return {key: await self._raw.dump(key) for key in keys}
 
