@@ -100,7 +100,7 @@ def carried(server: PrivateServer) -> bytes:
 CARRY = b"APPEND carried x\r\n"
 
 
-async def test_what_is_stalled_arrives_when_it_heals_even_if_its_sender_has_gone(
+async def test_stalled_bytes_arrive_once_the_link_heals_even_if_their_sender_has_gone(
     links: Links, talkers: Talkers, server: PrivateServer
 ) -> None:
     for count, direction in enumerate(BOTH):

@@ -200,7 +200,7 @@ async def test_a_storm_names_the_bug(
 @pytest.mark.parametrize(
     ("kind", "bug"), [*((kind, "") for kind in KINDS), *((PLANTS[bug][0], bug) for bug in STORMS)]
 )
-async def test_the_same_storm_without_a_bug_names_none(
+async def test_a_storm_without_a_planted_bug_names_no_bug(
     own_server: PrivateServer, kind: Kind, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)

@@ -133,7 +133,7 @@ async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is
         assert "interrupted" not in caplog.text
 
 
-async def test_what_takes_long_to_be_sent_or_to_arrive_is_waited_for(
+async def test_a_client_waits_for_calls_and_replies_that_take_long_to_cross_the_link(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a megabyte over 1 Mbit/s takes longer than a connection may be silent."""
@@ -179,7 +179,7 @@ async def connections(own_server: PrivateServer) -> AsyncIterator[tuple[Links, C
 
 
 @pytest.mark.usefixtures("_patient")
-async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(
+async def test_a_silent_connection_makes_the_free_connections_prove_that_they_live(
     connections: tuple[Links, ConnectionPool],
 ) -> None:
     links, pool = connections

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.every_server
-async def test_any_number_of_them_neither_counts_nor_takes_room(
+async def test_expired_messages_neither_count_nor_take_room(
     client: Client, raw: Any, store: Store
 ) -> None:
     """Also of those that a worker had in the meantime, or that were put off."""
@@ -62,7 +62,7 @@ async def test_a_retry_that_would_come_too_late_holds_no_ordered_group_up(
 
 
 @pytest.mark.every_server
-async def test_its_end_is_known(client: Client, store: Store) -> None:
+async def test_a_message_knows_when_it_expires(client: Client, store: Store) -> None:
     for policy in ("drop", "dead"):
         queue = client.reliable_queue("jobs", keep=HOUR, max_size=1)
         await queue.configure(expired=policy)

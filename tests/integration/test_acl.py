@@ -148,7 +148,7 @@ REFUSED: dict[tuple[str, Role], str] = {
 
 
 @pytest.mark.parametrize(("kind", "role"), [*REFUSED], ids=["-".join(job) for job in REFUSED])
-async def test_what_is_not_the_job_of_a_role_is_refused_and_changes_nothing(
+async def test_a_call_outside_the_job_of_a_role_is_refused_and_changes_nothing(
     server: PrivateServer, raw: Any, kind: str, role: Role
 ) -> None:
     async with (
@@ -183,7 +183,7 @@ async def contents(raw: Any) -> dict[str, bytes]:
     return await Store(raw, "jobs").keys_and_dumps()
 
 
-async def test_who_may_only_offer_moves_nothing_and_says_so_once(
+async def test_a_user_who_may_only_offer_moves_nothing_and_logs_that_once(
     server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
@@ -202,7 +202,7 @@ async def test_who_may_only_offer_moves_nothing_and_says_so_once(
         assert [record.levelname for record in told] == ["WARNING"]
 
 
-async def test_who_may_not_move_messages_is_told_once_of_a_queue_that_is_opened_again(
+async def test_a_user_who_may_not_move_messages_is_warned_once_though_the_queue_is_reopened(
     server: PrivateServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []

@@ -74,7 +74,9 @@ async def test_on_a_cluster_each_role_does_its_work_and_reaches_no_other_queue(
                 await client.reliable_queue(name).offer(1)
 
 
-async def test_who_may_not_ask_for_the_slots_is_told_so(cluster: TestCluster) -> None:
+async def test_a_user_who_may_not_read_the_slots_of_a_cluster_gets_an_error_that_says_so(
+    cluster: TestCluster,
+) -> None:
     rules = acl_rules("producer", reliable=[NAME], servers="cluster")
     grant(cluster.nodes, "producer", [rule for rule in rules if rule != "+cluster|slots"])
     with pytest.raises(delayq.ServerRefused, match=r"[Pp]ermission"):
@@ -123,7 +125,7 @@ async def test_behind_sentinels_no_right_is_needed_besides(server_kind: Kind) ->
 
 
 @pytest.mark.parametrize(("durability", "rule"), [("replicas:1", "+wait"), ("fsync", "+waitaof")])
-async def test_who_promises_must_be_permitted_to_wait_and_is_told_before_anything_is_written(
+async def test_a_durable_offer_without_the_right_to_wait_is_refused_before_anything_is_written(
     server_kind: Kind, durability: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # There are no replicas to wait for. A disk is written once a second, or later if it is slow.

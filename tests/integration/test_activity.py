@@ -44,7 +44,9 @@ async def handle(queue: ReliableQueue[Any], count: int) -> None:
 
 
 @pytest.mark.every_server
-async def test_it_adds_up_what_all_clients_have_done(server: PrivateServer, client: Client) -> None:
+async def test_the_history_of_a_queue_adds_up_the_work_of_all_clients(
+    server: PrivateServer, client: Client
+) -> None:
     async with delayq.connect(server.url) as producer:
         await producer.reliable_queue("jobs").offer_many(offers(5))
     async with delayq.connect(server.url) as consumer:
@@ -64,7 +66,9 @@ async def test_it_adds_up_what_all_clients_have_done(server: PrivateServer, clie
         assert spread.p50 <= spread.p99
 
 
-async def test_each_minute_and_hour_is_there_oldest_first(client: Client) -> None:
+async def test_the_history_of_a_queue_has_every_minute_and_hour_oldest_first(
+    client: Client,
+) -> None:
     queue = client.reliable_queue("jobs")
     minutes, hours = await queue.activity(), await queue.activity(hours=720)
     assert (len(minutes), len(hours)) == (60, 720)
@@ -92,7 +96,7 @@ async def test_partitions_count_together_while_the_client_goes_on(server: Privat
 
 
 @pytest.mark.every_server
-async def test_a_place_of_an_earlier_day_counts_no_more(
+async def test_a_minute_of_an_earlier_day_is_not_counted(
     server: PrivateServer, client: Client, raw: Any
 ) -> None:
     now = (await client.server_time()).timestamp()
@@ -106,7 +110,7 @@ async def test_a_place_of_an_earlier_day_counts_no_more(
 
 
 @pytest.mark.every_server
-async def test_it_is_kept_for_thirty_days_and_messages_cost_no_calls_of_their_own(
+async def test_a_history_is_kept_for_thirty_days_and_costs_no_call_for_each_message(
     server: PrivateServer, raw: Any, faults: Faults
 ) -> None:
     async with delayq.connect(server.url) as client:

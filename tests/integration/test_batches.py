@@ -84,9 +84,7 @@ async def test_a_full_batch_is_handled_at_once_the_rest_when_the_worker_stops(
     assert await depths(jobs) == NONE
 
 
-async def test_a_batch_that_is_not_full_waits_for_others_only_so_long(
-    worker: Worker, jobs: Jobs
-) -> None:
+async def test_a_batch_that_is_not_full_begins_after_its_linger(worker: Worker, jobs: Jobs) -> None:
     gathered = Gathered()
     batches(worker, linger=0.05)(gathered)
     async with worker:
@@ -102,7 +100,9 @@ async def test_a_batch_that_is_not_full_waits_for_others_only_so_long(
     assert await depths(jobs) == NONE
 
 
-async def test_so_many_batches_are_handled_at_a_time(client: Client, jobs: Jobs) -> None:
+async def test_concurrency_limits_how_many_batches_run_at_a_time(
+    client: Client, jobs: Jobs
+) -> None:
     worker, gate = Worker(client, concurrency=5), Gate()
 
     @batches(worker, batch=2, concurrency=3)
@@ -140,7 +140,9 @@ async def test_nothing_waits_for_a_batch_that_takes_long_nor_takes_slots_of_othe
     assert await depths(jobs) == NONE
 
 
-async def test_what_a_rate_lets_begin_waits_for_no_more(worker: Worker, jobs: Jobs) -> None:
+async def test_a_batch_under_a_rate_does_not_linger_for_messages_of_the_next_window(
+    worker: Worker, jobs: Jobs
+) -> None:
     seen, began = Gathered(), list[float]()
 
     @batches(worker, limit=delayq.Limit(rate=3, per=0.5))
@@ -158,7 +160,7 @@ async def test_what_a_rate_lets_begin_waits_for_no_more(worker: Worker, jobs: Jo
     assert min(later - earlier for earlier, later in itertools.pairwise(began)) > 0.499
 
 
-async def test_what_a_rate_lets_begin_waits_for_what_was_claimed_with_it(
+async def test_a_batch_under_a_rate_waits_for_the_messages_claimed_with_it(
     worker: Worker, jobs: Jobs
 ) -> None:
     gathered = Gathered()
@@ -178,7 +180,7 @@ async def test_what_a_rate_lets_begin_waits_for_what_was_claimed_with_it(
     assert gathered.seen == [[2, 0]]
 
 
-async def test_what_joins_too_late_under_a_rate_goes_back_and_does_not_count_as_handled(
+async def test_a_message_too_late_for_its_rated_batch_goes_back_and_does_not_count_as_handled(
     client: Client, worker: Worker, jobs: Jobs
 ) -> None:
     gate, outcomes = Gate(), list[BaseException | None]()
@@ -238,7 +240,7 @@ async def test_a_batch_that_fails_is_retried_message_by_message(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_each_message_may_be_settled_by_itself_and_an_answer_is_for_the_others(
+async def test_a_batch_handler_may_settle_single_messages_and_its_instruction_is_for_the_others(
     worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delayq")
@@ -536,7 +538,7 @@ async def test_dependencies_are_made_once_for_a_batch_and_middleware_is_run_for_
     assert seen == ["none"] * 3
 
 
-async def test_what_cannot_be_a_listener_of_batches_is_refused(worker: Worker) -> None:
+async def test_a_handler_or_option_that_cannot_work_with_batches_is_refused(worker: Worker) -> None:
     class OfMessage:
         pass
 

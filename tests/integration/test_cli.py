@@ -181,7 +181,7 @@ def test_stats_and_lists_of_both_kinds(cli: Cli, monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_looking_moves_nothing(cli: Cli, sync_raw: Any) -> None:
+def test_reading_a_queue_moves_nothing(cli: Cli, sync_raw: Any) -> None:
     sync_raw.zadd(CLOSING.timeout, {pack(b"ABCDEFGH", b'"due"', 8): 1000.0})
     name = b"ABCDEFGH".hex()
     for command in ("stats {}", "peek {}", "list {}", "inspect {}", f"get {{}} {name}"):
@@ -193,7 +193,7 @@ def test_looking_moves_nothing(cli: Cli, sync_raw: Any) -> None:
     assert sync_raw.llen(CLOSING.ready) == 0
 
 
-def test_configure_from_an_application(
+def test_settings_are_taken_from_an_application(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "declaring.py").write_text(
@@ -239,7 +239,7 @@ def test_configure_from_an_application(
         assert cli.plain(f"configure {wrong}")[0] == 2, wrong
 
 
-def test_configure(cli: Cli) -> None:
+def test_settings_are_changed_and_shown(cli: Cli) -> None:
     for options in ("", " --max-size 2"):
         assert cli.plain(f"configure mails{options}") == (1, "")
         assert "no reliable queue 'mails': to give a new queue" in cli.error
@@ -281,7 +281,7 @@ def test_configure(cli: Cli) -> None:
 
 
 @pytest.mark.every_server
-def test_groups(cli: Cli) -> None:
+def test_groups_are_listed_limited_and_paused(cli: Cli) -> None:
     assert cli("configure mails --create")[0] == 0
     assert cli("configure mails --max-size 99")[0] == 0
     assert cli("groups list mails") == (1, [])
@@ -341,7 +341,7 @@ async def claim_five(client: delayq.Client) -> set[str | None]:
     return {message.group for message in await client.reliable_queue("mails").claim(5)}
 
 
-def test_purge(cli: Cli) -> None:
+def test_queues_are_purged(cli: Cli) -> None:
     seed(cli.url)
     _, dropped = cli("purge mails --state delayed --yes")
     assert dropped == [{"queue": "mails", "state": "delayed", "dropped": 3}]
@@ -389,7 +389,7 @@ def test_an_offer_is_listed_looked_at_moved_taken(cli: Cli) -> None:
     assert cli("get mails a") == (1, [])
 
 
-def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
+def test_lists_and_counts_of_a_delayed_queue_are_shown(cli: Cli) -> None:
     began = datetime.now(UTC)
     _, (offered,) = cli("offer delayed:closing hello --text --at 2030-01-31T12:00+01:00")
     # Only the distance from now counts, from when the server gets it.
@@ -431,7 +431,7 @@ def test_an_offer_may_have_an_id_and_limits_of_its_own(
     assert cli("peek mails")[1][0]["value"] == {"big": True}
 
 
-def test_result(cli: Cli) -> None:
+def test_the_result_of_a_message_is_shown(cli: Cli) -> None:
     def has_none(words: str, of: str = "a") -> None:
         assert cli(f"result mails {of}") == (1, [])
         assert words in cli.error
@@ -456,7 +456,7 @@ async def handle_with_a_result(client: delayq.Client) -> None:
     await message.ack({"pages": 12})
 
 
-def test_codecs(cli: Cli) -> None:
+def test_payloads_of_every_codec_are_shown(cli: Cli) -> None:
     for codec, value, shown in (
         ("string", "hello", "hello"),
         ("bytes", "hello", "68656c6c6f"),
@@ -471,7 +471,9 @@ def test_codecs(cli: Cli) -> None:
             assert cli(f"list {queue} --codec {codec}")[1][0]["value"] == shown, queue
 
 
-def test_what_cannot_be_decoded_is_shown_as_bytes(cli: Cli, server: PrivateServer) -> None:
+def test_a_payload_that_cannot_be_decoded_is_shown_as_bytes(
+    cli: Cli, server: PrivateServer
+) -> None:
     with delayq.sync.connect(cli.url) as client:
         client.delayed_queue("closing", codec=BytesCodec()).offer(b"\xff\x00", 60)
         client.reliable_queue("mails", codec=BytesCodec()).offer(b"\xff\x00")
@@ -739,7 +741,7 @@ def test_a_doctor_knows_what_a_user_lacks(
     assert cli.check("reliable others", "doctor others")["level"] == "wrong"
 
 
-def test_a_bench_leaves_nothing_behind(cli: Cli, server: PrivateServer) -> None:
+def test_the_bench_command_leaves_nothing_on_the_server(cli: Cli, server: PrivateServer) -> None:
     for options, partitions in (
         ("--kind reliable", 1),
         ("--kind delayed", None),
@@ -782,7 +784,9 @@ REFUSED = (
 )
 
 
-def test_what_cannot_work_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_cannot_work_prints_one_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     for line, words in REFUSED:
         cli.assert_refused(line, words=words)
@@ -869,7 +873,7 @@ def test_a_shell_is_given_no_name_that_it_could_carry_out(cli: Cli, shell: Shell
         assert re.findall(r"\bz[^\"]*", shown) == ["z-plain"], of
 
 
-def test_a_server_that_is_away_completes_nothing_and_says_nothing(
+def test_completion_is_empty_and_silent_while_the_server_is_away(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq.cli.completion._PATIENCE", 1)

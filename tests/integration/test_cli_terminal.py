@@ -115,7 +115,7 @@ def test_every_command_has_json_and_an_example(cli: Cli) -> None:
 # At a terminal
 
 
-def test_each_screen(cli: Cli) -> None:
+def test_every_command_shows_its_facts_at_a_terminal(cli: Cli) -> None:
     seed(cli.url)
     for case in SCREENS:
         act: Callable[[str], object] = ctrl_c_at(case.stop) if case.stop else len
@@ -128,7 +128,7 @@ def test_each_screen(cli: Cli) -> None:
 
 
 @pytest.mark.gate
-def test_top_hears_keys_even_while_the_server_does_not_answer(server: PrivateServer) -> None:
+def test_top_reacts_to_keys_while_the_server_does_not_answer(server: PrivateServer) -> None:
     seed(server.url)
     typed: list[str] = []
 
@@ -209,7 +209,7 @@ def _in_a_file(cli: Cli, words: list[str], act: Callable[[str], object]) -> str:
     return out.getvalue()
 
 
-def test_what_others_have_written_controls_no_terminal(
+def test_text_from_other_programs_never_controls_the_terminal(
     cli: Cli, server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = {name for name in commands() for line in SHOWING if f"{line} ".startswith(f"{name} ")}
@@ -237,7 +237,7 @@ def test_what_others_have_written_controls_no_terminal(
                 assert "Traceback" not in shown.replace("  Traceback", ""), line
 
 
-def test_a_value_that_is_taken_is_one_line_however_long(cli: Cli) -> None:
+def test_a_taken_value_is_printed_on_one_line(cli: Cli) -> None:
     cli.plain("offer mails", json.dumps("x" * 200))
     assert cli.at_terminal("take mails")[1] == f'"{"x" * 200}"\r\n'
 
@@ -269,7 +269,7 @@ def test_headers_of_a_proxy_count_only_if_its_address_is_given(cli: Cli) -> None
     assert "Secure" in cookie_behind_a_proxy(cli, "--proxy", "127.0.0.1")
 
 
-def test_a_purge_asks(cli: Cli) -> None:
+def test_a_purge_asks_for_confirmation(cli: Cli) -> None:
     seed(cli.url)
     for answer, ending in (("n", "delayq: nothing was changed"), ("y", "dropped: 5")):
         status, shown = cli.screen("purge mails", stdin=f"{answer}\n")
@@ -313,7 +313,7 @@ def test_ctrl_c_says_what_is_left(cli: Cli, sync_raw: Any, monkeypatch: pytest.M
 # For other programs
 
 
-def test_each_document(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_prints_a_json_document(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     seed(cli.url)
     for case in DOCUMENTS:
         out = Stream()
@@ -343,7 +343,7 @@ def test_a_traceback_shows_no_values(
     assert SECRET not in shown
 
 
-def test_what_cannot_be_written_goes_back(
+def test_output_that_cannot_be_written_is_one_error_and_messages_go_back(
     cli: Cli, sync_raw: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed: tuple[str, ...]

@@ -52,7 +52,7 @@ class TestReading:
             ("b", 2): [range(100, 200)],
         }
 
-    def test_an_unknown_name_is_the_address_or_who_was_asked(self) -> None:
+    def test_a_node_without_a_name_has_the_address_that_was_asked(self) -> None:
         unknown: list[Any] = [[b"", 7, b"id"], [None, 7, b"id"], [b"?", 7], [b"?", 7, b"id", []]]
         unknown += [[b"?", 7, b"id", [b"hostname", b"x"]]]
         named = [b"?", 7, b"id", [b"ip", b"10.0.0.1"]]
@@ -83,7 +83,7 @@ def names(cluster: TestCluster, prefix: str) -> list[str]:
     raise AssertionError("no names")
 
 
-async def test_each_queue_is_whole_on_one_master(client: Client, cluster: TestCluster) -> None:
+async def test_every_queue_lies_whole_on_one_master(client: Client, cluster: TestCluster) -> None:
     for name in names(cluster, "jobs"):
         jobs = client.reliable_queue(name, lease=LEASE)
         await jobs.offer_many(Offer(n, delay=n % 2 * 3600, priority=n % 3) for n in range(100))
@@ -162,7 +162,7 @@ async def test_messages_do_not_cross_slots(client: Client, cluster: TestCluster)
 
 
 @pytest.mark.every_server
-async def test_clients_hear_of_new_heads_wherever_they_are_subscribed(cluster: TestCluster) -> None:
+async def test_clients_are_notified_of_new_heads_on_any_server(cluster: TestCluster) -> None:
     # With these intervals no client re-checks on its own.
     async with (
         delayq.connect(cluster.url, resync_interval=3600) as consumer,
@@ -209,7 +209,7 @@ async def test_a_cluster_named_as_one_server_is_refused_with_a_hint(cluster: Tes
             await client.reliable_queue(there, lease=LEASE).offer(1)
 
 
-async def test_one_server_that_is_named_as_a_cluster_is_refused_with_a_hint() -> None:
+async def test_a_single_server_named_as_a_cluster_is_refused_with_a_hint() -> None:
     with (
         PrivateServer(next(iter(FOUND.values())), tcp=True) as server,
         pytest.raises(delayq.ServerRefused, match="redis://host:port"),
@@ -218,7 +218,7 @@ async def test_one_server_that_is_named_as_a_cluster_is_refused_with_a_hint() ->
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_where_nobody_answers_that_is_said_and_no_secret() -> None:
+async def test_an_unreachable_cluster_is_named_in_the_error_without_its_secrets() -> None:
     places = "me:secret@127.0.0.1:1,127.0.0.1:2"
     sentinels = f"redis+sentinel://{places}/shop?sentinel_password=hidden"
     for url in (f"redis+cluster://{places}", sentinels):
@@ -367,7 +367,7 @@ async def test_loops_go_on_when_every_master_was_busy(cluster: TestCluster) -> N
 
 
 @pytest.mark.every_server
-async def test_names_that_servers_were_not_told_are_no_obstacle(cluster: TestCluster) -> None:
+async def test_a_cluster_that_announces_unknown_names_can_be_used(cluster: TestCluster) -> None:
     for node in cluster.nodes:
         node.call("CONFIG", "SET", "cluster-preferred-endpoint-type", "hostname")
     try:
@@ -386,7 +386,7 @@ async def test_names_that_servers_were_not_told_are_no_obstacle(cluster: TestClu
             node.call("CONFIG", "SET", "cluster-preferred-endpoint-type", "ip")
 
 
-async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
+async def test_queues_on_masters_that_answer_are_listed_and_silent_masters_are_named(
     cluster: TestCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.ANSWER_WITHIN", 0.5)
@@ -552,7 +552,7 @@ async def test_a_client_closed_without_its_cluster_leaves_nothing(
 
 
 @pytest.mark.parametrize("moves", [in_gate("while it closes"), "before"])
-async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_moves(
+async def test_messages_fetched_ahead_go_back_to_the_master_to_which_their_queue_moves(
     cluster: TestCluster, client: Client, moves: str
 ) -> None:
     """While a slot moves, no server runs scripts for it."""

@@ -103,7 +103,9 @@ async def test_a_connection_that_blocks_is_not_shared(pool: ConnectionPool) -> N
     assert await waiting is used[0]
 
 
-async def test_doubted_ones_are_not_shared(own_server: PrivateServer, make_pool: MakePool) -> None:
+async def test_a_connection_in_doubt_is_not_shared(
+    own_server: PrivateServer, make_pool: MakePool
+) -> None:
     async with Links(own_server) as links:
         pool = make_pool(1, links.url)
         silent = await pool.acquire()
@@ -138,7 +140,9 @@ async def test_an_abandoned_connection_is_not_shared(
     assert await asyncio.wait_for(waiting, 60) is wire
 
 
-async def test_waiting_callers_share_a_connection_once_they_can(single: ConnectionPool) -> None:
+async def test_waiting_callers_share_a_connection_as_soon_as_one_allows_it(
+    single: ConnectionPool,
+) -> None:
     """Callers need not wait until the connection is free: with many callers, it may never be."""
     wire = await single.acquire()
     assert single.share(wire)
@@ -264,7 +268,7 @@ async def test_an_answer_that_waits_to_be_read_is_not_missing(
     single.release(wire)
 
 
-async def test_a_client_waits_while_the_line_before_a_unix_socket_is_full(
+async def test_a_client_waits_while_the_backlog_of_a_unix_socket_is_full(
     server: PrivateServer, single: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []

@@ -64,7 +64,7 @@ async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
         await jobs.purge()
 
 
-async def test_half_of_a_message_holds_no_id(jobs: Jobs, raw: Any) -> None:
+async def test_an_incomplete_message_does_not_hold_its_id(jobs: Jobs, raw: Any) -> None:
     await raw.hset("delayq:{jobs}:bodies", "no place", "1 \nnull")
     await raw.zadd("delayq:{jobs}:waiting", {"no body": 1})
     assert await jobs.get("no place") is None

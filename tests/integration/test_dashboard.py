@@ -112,7 +112,9 @@ def queues_of(shown: str) -> list[str]:
     return re.findall(r'<tr data-key="\w+ ([^"]+)">', shown)
 
 
-async def test_trouble_comes_first(server: PrivateServer, client: Client, reader: Browser) -> None:
+async def test_queues_in_trouble_are_listed_first(
+    server: PrivateServer, client: Client, reader: Browser
+) -> None:
     await client.reliable_queue("a-working-one").offer(1)
     paused = client.reliable_queue("c-paused-one")
     await paused.offer(1, 3600)
@@ -142,7 +144,7 @@ async def test_trouble_comes_first(server: PrivateServer, client: Client, reader
     assert queues_of(await page(reader, address)) == ["f-unattended-one"]
 
 
-async def test_of_many_queues_only_a_page_is_counted(
+async def test_the_dashboard_counts_only_the_queues_of_one_page(
     client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._dashboard.pages.overview._MAX_RANKED", 3)
@@ -206,7 +208,9 @@ async def test_a_message_of_many_that_are_due_at_once_is_found(raw: Any, admin: 
     assert {int(each[17:]) for each in left} == {*range(500)} - {482}
 
 
-async def test_all_is_escaped(server: PrivateServer, client: Client, reader: Browser) -> None:
+async def test_every_text_on_a_page_is_escaped(
+    server: PrivateServer, client: Client, reader: Browser
+) -> None:
     jobs = client.reliable_queue(HOSTILE)
     await jobs.offer(HOSTILE, 3600, id=HOSTILE, headers={HOSTILE: HOSTILE})
     await jobs.offer(HOSTILE, id="dies")
@@ -272,7 +276,7 @@ async def test_ids_that_are_no_text_and_broken_bodies_are_shown(raw: Any, admin:
     assert not await raw.exists(keys.waiting[0], keys.dead)
 
 
-async def test_what_is_gone_is_not_found(
+async def test_a_page_about_something_deleted_is_not_found(
     server: PrivateServer, client: Client, reader: Browser
 ) -> None:
     server.call("RPUSH", "secrets", "a password")
@@ -387,7 +391,7 @@ async def test_a_cookie_is_for_this_site_and_worthless_once_changed_or_old(
         assert not await counts(cookie)
 
 
-async def test_a_form_of_another_page_does_nothing(one: Jobs, admin: Browser) -> None:
+async def test_a_forged_form_does_nothing(one: Jobs, admin: Browser) -> None:
     right = {"word": word(await page(admin, "/"))}
     foreign = {"Origin": "https://evil.test"}
     for wrong in ({}, {"word": "x" * 64}, {"word": "é"}):
@@ -444,7 +448,9 @@ PAGES = (
 )
 
 
-async def test_with_a_read_token_others_do_not_read(client: Client, private: Browser) -> None:
+async def test_a_dashboard_with_a_read_token_refuses_everybody_else(
+    client: Client, private: Browser
+) -> None:
     await client.reliable_queue("jobs").offer("a payload", 3600, id="one")
     for address in PAGES:
         answer = await private.get(address)
@@ -482,7 +488,7 @@ async def test_a_link_survives_the_login(one: Jobs, private: Browser) -> None:
         assert re.fullmatch(r"(\./|queue)\?[\w%.&=+-]+", there), (address, there)
 
 
-async def test_users_of_the_host_application(
+async def test_the_dashboard_knows_the_users_of_its_host_application(
     client: Client, one: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     def role(connection: HTTPConnection) -> Any:
@@ -530,7 +536,7 @@ def fails(connection: Any) -> Any:
     raise LookupError("no such user")
 
 
-async def test_whoever_serves_payloads_to_everyone_is_warned(
+async def test_serving_payloads_to_everyone_is_warned_about(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     cases: Any = (
@@ -673,7 +679,7 @@ async def test_settings_are_changed_for_all_clients(client: Client, admin: Brows
     assert "jobs reliable, 3 partitions" in await change(partitions="3", sure="1")
 
 
-async def test_redrive_and_purge(client: Client, admin: Browser) -> None:
+async def test_dead_letters_are_redriven_and_purged(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs", lease=3600)
     await bury(jobs, 6)
     shown = await page(admin, DEAD)
@@ -731,7 +737,7 @@ async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> No
 
 
 @pytest.mark.usefixtures("one")
-async def test_it_is_mounted_below_any_prefix(client: Client) -> None:
+async def test_the_dashboard_is_mounted_below_any_prefix(client: Client) -> None:
     app = Starlette(routes=[Mount("/admin/queues", delayq.dashboard(client, token=TOKEN))])
     async with browse(app, f"{HOST}/admin/queues/") as browser:
         await log_in(browser)
@@ -912,7 +918,7 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(
 
 
 @pytest.mark.usefixtures("one")
-async def test_a_queue_that_goes_is_trouble_and_no_failure(
+async def test_a_queue_deleted_meanwhile_is_reported_as_trouble(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "_EVERY", 0.2)
@@ -936,7 +942,7 @@ async def test_a_queue_that_goes_is_trouble_and_no_failure(
 
 
 @pytest.mark.usefixtures("one")
-async def test_who_leaves_takes_nothing_from_the_others(client: Client) -> None:
+async def test_a_viewer_who_leaves_takes_nothing_from_the_others(client: Client) -> None:
     app = delayq.dashboard(client)
     # Even if it is the viewer that asks.
     first, second = Viewer(app), Viewer(app)
@@ -952,7 +958,7 @@ async def test_who_leaves_takes_nothing_from_the_others(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("one")
-async def test_many_who_look_are_one_who_asks(
+async def test_many_viewers_share_one_reading_of_the_server(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "_EVERY", 0.4)

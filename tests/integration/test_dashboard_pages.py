@@ -444,7 +444,7 @@ async def test_an_id_stays_taken_when_brought_back(client: Client, admin: Browse
         await jobs.offer("z", id=taken.id)
 
 
-async def test_what_is_kept_to_undo_is_bounded_in_size_and_time(
+async def test_the_memory_for_undoing_actions_is_bounded_in_size_and_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def nothing() -> Undone:
@@ -973,7 +973,7 @@ async def test_workers_are_listed_with_their_messages(
     assert "No process works on a reliable queue" in await page(reader, "workers")
 
 
-async def test_of_many_workers_the_first_are_shown(
+async def test_a_page_of_many_workers_shows_the_first_ones(
     client: Client, reader: Browser, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._dashboard.pages.server._MAX_SHOWN", 3)

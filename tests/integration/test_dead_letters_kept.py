@@ -70,7 +70,7 @@ async def test_a_user_that_may_only_look_sees_letters_that_are_about_to_go(
     assert [letter.id for letter in await jobs.dead.list()] == ["b"]
 
 
-async def test_each_partition_has_its_own_number(client: Client) -> None:
+async def test_the_limit_of_dead_letters_applies_to_each_partition(client: Client) -> None:
     queue = client.reliable_queue("parts", lease=LEASE, partitions=4, max_dead=1)
     await die(queue, *(f"{n}" for n in range(40)))
     assert len(await queue.dead.list()) == 4

@@ -51,7 +51,7 @@ class TestOffering:
         assert await raw.zrange(TIMEOUT, 0, -1, withscores=True) == [(record, due_ms)]
         assert (await listener.get_message(timeout=60))["data"] == str(round(due_ms)).encode()
 
-    async def test_each_receipt_of_a_call_names_its_record_and_due_time(
+    async def test_every_receipt_of_an_offer_names_its_record_and_due_time(
         self, queue: Orders, raw: Any
     ) -> None:
         delays = (60, 60 + 1e-6, 60.0005, 61.1, timedelta(days=1), 3600.5, 8e9, 1e11, 9e12 - 3e9)
@@ -267,7 +267,9 @@ class TestPoison:
 
 class TestViews:
     @pytest.mark.every_server
-    async def test_listed_ones_can_be_removed(self, queue: Orders, raw: Any) -> None:
+    async def test_a_message_that_only_the_ordered_list_has_can_be_removed(
+        self, queue: Orders, raw: Any
+    ) -> None:
         arguments: dict[str, Any] = {"remove": 1, "remove_all": [1], "retain_all": [2]}
         for method, argument in arguments.items():
             await raw.flushall()

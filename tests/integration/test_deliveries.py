@@ -60,7 +60,9 @@ async def test_a_lease_goes_by_the_servers_clock(client: Client, queue: Orders, 
         assert [end for _, end in ends] == [delivery.lease_ends_at.timestamp() * 1000]
 
 
-async def test_after_its_lease_a_message_is_the_next(server: PrivateServer, raw: Any) -> None:
+async def test_a_message_whose_lease_ended_is_delivered_next(
+    server: PrivateServer, raw: Any
+) -> None:
     # Only the client's own timer can wake it.
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: Orders = client.delayed_queue("orders")
@@ -77,7 +79,7 @@ async def test_after_its_lease_a_message_is_the_next(server: PrivateServer, raw:
         assert await raw.exists(LEASES, LEASED) == 0
 
 
-async def test_whoever_lost_the_lease_is_told_and_changes_nothing(queue: Orders) -> None:
+async def test_a_caller_that_lost_its_lease_is_told_and_changes_nothing(queue: Orders) -> None:
     await queue.offer(1)
     (late,) = await hold(queue, lease=SHORT)
     (next_one,) = await asyncio.wait_for(hold(queue), 60)
@@ -108,7 +110,7 @@ async def test_messages_whose_leases_have_ended_come_back_in_order(
 
 
 @pytest.mark.every_server
-async def test_what_comes_back_is_taken_before_what_has_just_come_due(raw: Any) -> None:
+async def test_returned_messages_are_taken_before_those_that_just_came_due(raw: Any) -> None:
     keys = DelayedKeys.of("orders")
     await raw.zadd(keys.leases, {"t:001": 1, "t:002": 2})
     await raw.hset(keys.leased, mapping={"t:001": b"1", "t:002": b"2"})
@@ -197,7 +199,9 @@ async def test_only_a_lease_allows_to_quarantine(queue: Orders, raw: Any) -> Non
     assert await raw.exists(LEASES, LEASED) == 0
 
 
-async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Any) -> None:
+async def test_a_payload_that_java_pushes_is_delivered_at_once(
+    server: PrivateServer, raw: Any
+) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: Orders = client.delayed_queue("orders")
         waiting = asyncio.create_task(hold(queue))
@@ -209,7 +213,7 @@ async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Any) -
         assert delivery.value == 1
 
 
-async def test_of_single_messages_each_kind_of_takers_gets_some(queue: Orders) -> None:
+async def test_takes_and_deliveries_share_messages_that_come_singly(queue: Orders) -> None:
     taken: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
 
     async def take() -> None:
@@ -309,7 +313,9 @@ async def test_an_ack_that_may_be_late_says_so(
         await delivery.ack()
 
 
-async def test_an_unanswered_nack_is_unknown(queue: Orders, faults: Faults) -> None:
+async def test_a_nack_without_an_answer_has_an_unknown_outcome(
+    queue: Orders, faults: Faults
+) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     faults.fail(NACK, "lost")
@@ -320,7 +326,7 @@ async def test_an_unanswered_nack_is_unknown(queue: Orders, faults: Faults) -> N
         await delivery.ack()
 
 
-async def test_what_is_larger_than_may_be_offered_can_be_taken_and_returned(
+async def test_a_payload_too_large_to_offer_can_be_taken_and_returned(
     client: Client, raw: Any
 ) -> None:
     queue = client.delayed_queue("orders", codec=delayq.StringCodec())

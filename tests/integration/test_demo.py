@@ -61,7 +61,7 @@ def test_the_offset_of_the_servers_clock_makes_no_message_early_that_was_not() -
     assert ledger.result(seconds=1.5, server="embedded").lateness_ms["max"] == 0.03
 
 
-def test_what_goes_wrong_is_counted_and_fails() -> None:
+def test_the_demo_counts_losses_and_duplicates_and_fails() -> None:
     lost = ledger_of(5, 5)
     lost.offer(3, 0, 0)
     assert lost.waiting == 1

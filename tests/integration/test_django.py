@@ -189,7 +189,7 @@ def test_a_task_may_run_later(configure: Configure) -> None:
             tasks.note.using(run_after=wrong)
 
 
-def test_what_has_a_higher_priority_runs_first(configure: Configure) -> None:
+def test_a_task_of_higher_priority_runs_first(configure: Configure) -> None:
     found = [message_priority(each) for each in range(-100, 101)]
     assert found == sorted(found)
     assert set(found) == set(range(10))
@@ -200,7 +200,7 @@ def test_what_has_a_higher_priority_runs_first(configure: Configure) -> None:
     assert [args[0] for args, _ in tasks.seen] == [100, 3, 0, -1, -50]
 
 
-def test_what_no_worker_could_run_is_refused(configure: Configure) -> None:
+def test_a_task_that_no_worker_could_run_is_refused(configure: Configure) -> None:
     with pytest.raises(TypeError):
         tasks.note.enqueue(object())
     with pytest.raises(delayq.EncodeError, match="NaN"):
@@ -298,7 +298,7 @@ def test_a_receiver_that_fails_changes_nothing(
     assert queue().stats().dead == queue().stats().delayed == 0
 
 
-def test_what_is_no_task_is_a_dead_letter(
+def test_a_message_that_is_no_task_becomes_a_dead_letter(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "tests.support.django_project.tasks"

@@ -31,7 +31,7 @@ TIMEOUT = "redisson_delay_queue_timeout:{orders}"
 Pair = tuple[PrivateServer, PrivateServer]
 
 
-async def test_a_promise_is_known_or_refused(client: Client) -> None:
+async def test_an_unknown_durability_is_refused(client: Client) -> None:
     assert parse("memory") is None
     disk, replicas = parse("fsync"), parse("replicas:2")
     assert (disk, replicas) == (Durability(0), Durability(2))
@@ -47,7 +47,7 @@ async def test_a_promise_is_known_or_refused(client: Client) -> None:
             open_queue("other", durability="disk")
 
 
-def test_it_is_kept_by_enough_and_broken_by_less_or_by_an_error() -> None:
+def test_a_durability_holds_with_enough_replicas_and_fails_with_fewer_or_on_an_error() -> None:
     assert [Durability(2).failure(2), Durability(2).failure(3)] == ["", ""]
     assert Durability(0).failure([1, 0]) == ""
     assert "1 of 2" in Durability(2).failure(1)
@@ -103,7 +103,9 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
 
 @pytest.mark.every_server
 @pytest.mark.usefixtures("breaking")
-async def test_what_replicas_were_promised_they_have(client: Client, pair: Pair) -> None:
+async def test_a_durable_offer_is_on_its_replicas_when_it_returns(
+    client: Client, pair: Pair
+) -> None:
     jobs: Jobs = client.reliable_queue("jobs", durability="replicas:1")
     orders: Orders = client.delayed_queue("orders", durability="replicas:1")
     with admin(pair[1]) as replica:
@@ -193,7 +195,7 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
 
 @pytest.mark.every_server
 @pytest.mark.usefixtures("breaking")
-async def test_what_is_on_disk_survives_the_server(server_kind: Kind) -> None:
+async def test_an_offer_durable_on_disk_survives_the_server(server_kind: Kind) -> None:
     if server_kind.name not in WAIT_FOR_DISK:
         pytest.skip(f"{server_kind.name} cannot wait for its disk")
     with PrivateServer(server_kind, appendonly="everysec") as server:
@@ -208,7 +210,9 @@ async def test_what_is_on_disk_survives_the_server(server_kind: Kind) -> None:
 
 
 @pytest.mark.every_server
-async def test_what_a_server_cannot_keep_is_not_written(client: Client, jobs: Jobs) -> None:
+async def test_an_offer_whose_durability_the_server_cannot_keep_is_not_written(
+    client: Client, jobs: Jobs
+) -> None:
     """Redis 7.0 lacks the command, and the newer servers here do not write to their disk."""
     orders: Orders = client.delayed_queue("orders")
     for offer in (jobs.offer, orders.offer):

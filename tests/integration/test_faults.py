@@ -142,7 +142,7 @@ async def test_a_transfer_that_fails_loses_and_doubles_nothing(
     assert await queue.poll() is None
 
 
-async def test_what_a_lost_answer_had_goes_back(queue: Orders, faults: Faults) -> None:
+async def test_messages_in_a_lost_answer_go_back(queue: Orders, faults: Faults) -> None:
     await queue.offer(1, 60)
     await queue.pending.poll_last_and_offer_first_to("orders")
     last = {TRANSFER.name: faults.calls.count(TRANSFER.name) + 1, GIVE_BACK.name: 2}
@@ -190,7 +190,9 @@ async def lasting(raw: Any) -> list[bytes]:
     return [name for name in await raw.keys() if await raw.pttl(name) == -1]
 
 
-async def test_what_stays_goes_to_the_next_caller(queue: Orders, faults: Faults) -> None:
+async def test_messages_that_stay_with_the_client_go_to_the_next_caller(
+    queue: Orders, faults: Faults
+) -> None:
     await queue.offer_many([(i, 0) for i in range(10)])
     faults.fail(GIVE_BACK, "unsent")
     await take_three(queue)
@@ -252,7 +254,7 @@ async def test_offer_many_tells_what_is_stored(queue: Orders, faults: Faults) ->
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_calls_that_do_nothing_tell_of_a_server_that_is_away(
+async def test_even_calls_with_nothing_to_do_raise_while_the_server_is_away(
     queue: Orders, faults: Faults
 ) -> None:
     faults.plan = lambda name, _: "unsent" if name in (OFFER.name, TRANSFER.name) else None

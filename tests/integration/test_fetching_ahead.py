@@ -212,7 +212,7 @@ async def test_a_loop_may_be_cancelled_at_any_turn(client: Client, way: Way) -> 
 
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("consumer", ["loop", "worker", "batches"])
-async def test_what_expires_while_it_is_fetched_ahead_is_not_begun(
+async def test_a_message_that_expires_while_fetched_ahead_is_not_handled(
     client: Client, consumer: str
 ) -> None:
     ttl, handled, late = 0.5, list[int](), list[list[int]]()
@@ -267,7 +267,7 @@ async def test_closing_the_client_leaves_the_rest(server: PrivateServer, way: Wa
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-async def test_what_waits_behind_a_slow_handler_goes_back(
+async def test_messages_behind_a_slow_handler_go_back(
     client: Client, way: Way, blocks: bool
 ) -> None:
     queue, handled = await way.filled(client), list[int]()
@@ -286,7 +286,9 @@ async def test_what_waits_behind_a_slow_handler_goes_back(
 
 
 @pytest.mark.parametrize("end", ["left", "cancelled"])
-async def test_what_a_loop_returns_reaches_the_other(client: Client, way: Way, end: str) -> None:
+async def test_messages_that_one_loop_returns_reach_the_other_loop(
+    client: Client, way: Way, end: str
+) -> None:
     queue, one, two = await way.filled(client), list[int](), list[int]()
 
     async def leave() -> None:

@@ -128,7 +128,9 @@ async def test_many_lost_leases_let_no_group_exceed_its_limit(client: Client, ra
 
 
 @pytest.mark.every_server
-async def test_what_was_handed_out_holds_an_ordered_group_up(client: Client, store: Store) -> None:
+async def test_a_message_handed_out_holds_up_its_ordered_group(
+    client: Client, store: Store
+) -> None:
     jobs = client.reliable_queue(
         "jobs", lease=1800, max_attempts=None, group_limit=Limit(ordered=True)
     )
@@ -301,9 +303,7 @@ async def test_a_message_whose_moment_cannot_be_read_is_due(client: Client, raw:
     assert await one_by_one(jobs) == [1]
 
 
-async def test_starts_that_count_no_more_make_room_even_those_of_groups_that_are_gone(
-    client: Client, raw: Any
-) -> None:
+async def test_outdated_starts_are_removed_even_of_deleted_groups(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", group_limit=Limit(rate=1, per=3600))
     starts = ReliableKeys.of("jobs").named("starts")
     # A group, when it started one, the period, how many it had started before and after, and how
@@ -327,7 +327,9 @@ async def test_groups_take_turns_after_a_crash(client: Client, raw: Any) -> None
 
 
 @pytest.mark.every_server
-async def test_what_goes_back_before_it_begins_has_not_started(client: Client) -> None:
+async def test_a_message_returned_before_its_handler_begins_counts_for_no_rate(
+    client: Client,
+) -> None:
     rate = Limit(rate=1, per=3600)
     jobs = client.reliable_queue("jobs", partitions=2, group_limit=rate)
     await jobs.offer_many([Offer(n, group=f"group {n}") for n in range(8)])

@@ -92,7 +92,9 @@ async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetc
             assert await numbers(raw, name) == list(range(40, 100))
 
 
-async def test_two_cancels_lose_nothing(own_server: PrivateServer, raw: Any) -> None:
+async def test_two_cancellations_of_a_caller_lose_nothing(
+    own_server: PrivateServer, raw: Any
+) -> None:
     async with Links(own_server, round_trip=40) as links:
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -134,7 +136,9 @@ async def by_loop(queue: Orders) -> list[int]:
 @pytest.mark.parametrize(
     ("way", "then"), [(by_take, "cut"), (by_drain, "silence"), (by_loop, "cut")]
 )
-async def test_lost_answers_come_once(linked: Linked, raw: Any, way: Any, then: Any) -> None:
+async def test_messages_in_lost_answers_come_once(
+    linked: Linked, raw: Any, way: Any, then: Any
+) -> None:
     links, _, queue = linked
     # Make sure that the server knows the scripts.
     await filled(raw, "orders", 1)
@@ -171,7 +175,7 @@ async def test_an_unanswered_poll_of_pending_takes_nothing(linked: Linked, raw: 
     assert not await queue.pending.size()
 
 
-async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
+async def test_unconfirmed_messages_of_a_dead_client_go_back_by_themselves(
     own_server: PrivateServer, raw: Any, linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links, client, queue = linked
@@ -248,7 +252,7 @@ async def new_master_without_confirmation(raw: Any, token: str) -> None:
     await raw.client_kill_filter(_type="normal", skipme=True)
 
 
-async def test_what_went_back_is_not_confirmed_once_more(
+async def test_messages_that_went_back_are_not_confirmed_again(
     raw: Any, linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new master may have the only copy."""
@@ -275,7 +279,7 @@ async def test_what_went_back_is_not_confirmed_once_more(
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_a_fence_outlasts_a_call(
+async def test_the_fence_of_a_call_stays_until_the_call_cannot_arrive_any_more(
     own_server: PrivateServer, raw: Any, answered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A server that pauses gets no second try, behind which the fence would have to stay.

@@ -180,7 +180,7 @@ def test_every_message_is_in_one_place_after_any_calls(raw: Any, steps: list[Any
 
 
 @pytest.mark.every_server
-def test_what_comes_back_comes_first_and_in_order(raw: Any) -> None:
+def test_returned_messages_come_first_and_in_order(raw: Any) -> None:
     desk = Desk(raw)
     desk.offer(10, due_ms=None)
     desk.transfer("a", 3)

@@ -28,7 +28,7 @@ REMEDIES = {
 }
 
 
-def test_what_is_missing_is_named_and_asgi_needs_nothing() -> None:
+def test_an_integration_names_its_missing_library_and_asgi_needs_none() -> None:
     program = f"""
 import importlib, sys, delayq.integrations.asgi
 optional = {REMEDIES!r}

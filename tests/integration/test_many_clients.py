@@ -272,7 +272,7 @@ def four_are_a_crowd(monkeypatch: pytest.MonkeyPatch) -> float:
 
 @pytest.mark.every_server
 @mostly_delayed
-async def test_of_a_crowd_few_listen_and_each_message_comes_once(
+async def test_few_clients_of_a_crowd_listen_and_every_message_comes_once(
     server: PrivateServer, kind: Kind, raw: Any, four_are_a_crowd: float
 ) -> None:
     crowd = Crowd(kind, server.url, resync=four_are_a_crowd)

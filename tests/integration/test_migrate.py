@@ -127,7 +127,9 @@ def all_current(records: Iterable[bytes]) -> bool:
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("form", READABLE)
-async def test_each_form_is_updated(client: delayq.Client, raw: Raw, form: str) -> None:
+async def test_every_old_form_of_record_is_migrated(
+    client: delayq.Client, raw: Raw, form: str
+) -> None:
     # One id begins with the first byte of the current form; the payload has every byte value.
     payload = bytes(range(256))
     for record_id, where in itertools.product(
@@ -144,7 +146,7 @@ async def test_each_form_is_updated(client: delayq.Client, raw: Raw, form: str) 
         assert result.rewritten == (form != CURRENT)
 
 
-async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:
+async def test_a_malformed_record_is_not_migrated(client: delayq.Client, raw: Raw) -> None:
     good = some_records(4, (OLD,))
     in_both, listed, in_set = b"noise", b"\x08" + b"\xff" * 20, good[0][:-1]
     raw.put(in_both, good[0], listed, *good[1:])
@@ -159,7 +161,9 @@ async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("listed", ["old", "current", "neither"])
-async def test_both_forms_make_one_message(client: delayq.Client, raw: Raw, listed: str) -> None:
+async def test_a_record_stored_in_both_forms_becomes_one_message(
+    client: delayq.Client, raw: Raw, listed: str
+) -> None:
     old = packed(OLD, b"ABCDEFGH", b"5")
     new = current(old)
     others = some_records(3, (OLD,))
@@ -319,7 +323,7 @@ def test_a_migration_changes_nothing_but_the_form(
 
 
 @pytest.mark.every_server
-async def test_what_cannot_be_migrated_is_refused(client: delayq.Client, raw: Raw) -> None:
+async def test_a_queue_that_cannot_be_migrated_is_refused(client: delayq.Client, raw: Raw) -> None:
     for key in (Z, L):
         raw.redis.flushall()
         raw.put(*some_records(5, (OLD,)))
@@ -334,7 +338,7 @@ async def test_what_cannot_be_migrated_is_refused(client: delayq.Client, raw: Ra
 
 
 @pytest.mark.every_server
-async def test_a_full_server_lets_it_through(own_server: PrivateServer) -> None:
+async def test_a_full_server_lets_a_migration_finish(own_server: PrivateServer) -> None:
     with redis.Redis.from_url(own_server.url, socket_timeout=60) as connection:
         raw = Raw(connection)
         raw.put(*some_records(50, (OLD,)))
@@ -377,7 +381,7 @@ def run(server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def test_the_command_sums_up(raw: Raw, run: Command) -> None:
+def test_the_migrate_command_prints_a_summary(raw: Raw, run: Command) -> None:
     raw.put(*some_records(1200, (OLD,)), *some_records(34, (CURRENT,), seed=2), b"noise")
     before = raw.dump()
     status, out, err = run("orders", "--dry-run")

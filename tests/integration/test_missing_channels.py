@@ -41,7 +41,9 @@ async def silent(server: PrivateServer) -> AsyncIterator[delayq.Client]:
         yield client
 
 
-async def test_what_is_due_is_taken(silent: delayq.Client, client: delayq.Client, raw: Any) -> None:
+async def test_a_user_without_channels_takes_due_messages(
+    silent: delayq.Client, client: delayq.Client, raw: Any
+) -> None:
     await client.delayed_queue(NAME).offer_many([(n, 0.05) for n in range(30)])
     await client.delayed_queue(NAME).aclose()
     queue = silent.delayed_queue(NAME)

@@ -93,7 +93,9 @@ def about(client: Client) -> dict[str, Any]:
     return shared if port is None else shared | {"server.port": port}
 
 
-async def test_request_offer_handler_are_linked(client: Client, traces: Traces, jobs: Jobs) -> None:
+async def test_a_trace_links_request_offer_and_handler(
+    client: Client, traces: Traces, jobs: Jobs
+) -> None:
     tracer = traces.provider.get_tracer("shop")
     with tracer.start_as_current_span("POST /orders") as request:
         id_ = await jobs.offer({"order": 1}, delay=7200)
@@ -183,7 +185,9 @@ FAILURES = (
 
 
 @pytest.mark.parametrize("by_worker", [True, False])
-async def test_what_failed_is_told(client: Client, traces: Traces, by_worker: bool) -> None:
+async def test_a_span_of_a_failed_handler_records_the_error(
+    client: Client, traces: Traces, by_worker: bool
+) -> None:
     for n, (error, status, kind) in enumerate(FAILURES):
         jobs = client.reliable_queue(f"jobs-{n}", **SETTINGS)
         await jobs.offer(1)
@@ -224,7 +228,7 @@ async def test_a_delayed_queue_traces_only_offers(traces: Traces, queue: Delayed
     assert await queue.pending.read_all() == [1, 2, 3]
 
 
-async def test_it_begins_before_the_client_is_open_and_ends_when_told(
+async def test_tracing_begins_before_the_client_opens_and_ends_on_demand(
     server: PrivateServer,
 ) -> None:
     traces, client = Traces(), delayq.connect(server.url)

@@ -193,7 +193,7 @@ async def test_clients_that_were_not_notified_find_and_place_everything(
     assert await jobs.cancel_many(ids) == [True] * 50
 
 
-async def test_each_first_call_finds_what_others_have_placed(
+async def test_every_first_call_finds_messages_that_other_clients_have_placed(
     jobs: Jobs, server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was learnt by another call does not help."""

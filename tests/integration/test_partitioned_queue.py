@@ -68,15 +68,15 @@ class TestRouting:
         assert ReliableKeys.of("jobs", partition=3).wake == "delayq:part:{3:027:jobs}:wake"
 
     @given(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(1, 64))
-    def test_what_recurs_lies_where_its_schedule_does(self, name: str, partitions: int) -> None:
+    def test_occurrences_lie_in_the_partition_of_their_schedule(
+        self, name: str, partitions: int
+    ) -> None:
         occurrence = f"{name}@{1_700_000_000_000_000}"
         assert is_occurrence(occurrence.encode())
         assert partition_of(occurrence, partitions) == home_of(name, partitions)
 
     @pytest.mark.parametrize("name", ["jobs", "{tag}:jobs", "a}b", "Aufträge"])
-    def test_they_lie_evenly_over_any_number_of_masters_however_many_there_are(
-        self, name: str
-    ) -> None:
+    def test_partitions_lie_evenly_over_any_number_of_masters(self, name: str) -> None:
         wakes = [ReliableKeys.of(name, partition=number).wake for number in range(41)]
         assert len(set(map(hash_tag, wakes))) == 41
         for masters in (2, 3, 5, 6):
@@ -211,7 +211,7 @@ async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
         await jobs.claim(0)
 
 
-async def test_what_came_for_a_caller_who_is_cancelled_goes_back_untried(
+async def test_a_message_claimed_for_a_cancelled_caller_goes_back_uncounted(
     jobs: ReliableQueue[int],
 ) -> None:
     for turns in (0, 1, 2, 3, 5, 8, 11):
@@ -355,7 +355,7 @@ async def test_dead_letters_are_of_all_partitions(jobs: ReliableQueue[int]) -> N
     assert sorted(await handled(jobs, 18)) == [n for n in range(20) if n not in (4, 5)]
 
 
-async def test_what_recurs_does_so_in_one_partition(jobs: ReliableQueue[int]) -> None:
+async def test_a_schedule_recurs_in_one_partition(jobs: ReliableQueue[int]) -> None:
     for name in ("a", "b", "c"):
         await jobs.schedule(name, every=0.05, value=1)
     assert [each.name for each in await jobs.schedules()] == ["a", "b", "c"]
@@ -371,7 +371,7 @@ async def test_what_recurs_does_so_in_one_partition(jobs: ReliableQueue[int]) ->
     assert await jobs.schedules() == []
 
 
-async def test_what_was_refused_and_what_is_stored_is_told_of_all_partitions(
+async def test_a_failed_batch_names_stored_and_refused_messages_of_all_partitions(
     jobs: ReliableQueue[int],
 ) -> None:
     await jobs.offer_many([Offer(n, delay=3600, id=f"m{n}") for n in range(5)])
@@ -384,7 +384,7 @@ async def test_what_was_refused_and_what_is_stored_is_told_of_all_partitions(
     assert await jobs.get("fine") is None
 
 
-async def test_an_answer_that_is_lost_leaves_open_only_what_it_concerns(
+async def test_a_lost_answer_leaves_only_its_own_calls_unknown(
     jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await jobs.stats()

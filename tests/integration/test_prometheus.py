@@ -159,7 +159,7 @@ class CardDeclined(Exception):
     """The error of a handler."""
 
 
-async def test_how_long_handlers_take_and_what_fails(metrics: Metrics, jobs: Jobs) -> None:
+async def test_durations_and_failures_of_handlers_are_counted(metrics: Metrics, jobs: Jobs) -> None:
     errors = [None, CardDeclined(), RetryAfter(3600), Reject("no"), KeyError("x"), KeyError("y")]
     # Many kinds of errors do not make many series.
     errors += [type(f"Error{n}", (Exception,), {})() for n in range(60)]
@@ -190,7 +190,9 @@ def failures(seen: Samples, queue: str) -> dict[str, float]:
     return {key[2]: value for key, value in seen.items() if key[:2] == (FAILURES, queue)}
 
 
-async def test_a_worker_tells_its_slots_and_what_fails(client: Client, metrics: Metrics) -> None:
+async def test_metrics_of_a_worker_count_its_slots_and_failures(
+    client: Client, metrics: Metrics
+) -> None:
     worker = delayq.Worker(client, concurrency=2)
     running, go_on = asyncio.Semaphore(0), asyncio.Event()
 
@@ -314,7 +316,9 @@ async def test_metrics_ask_again_after_other_refusals(
     assert depths(await samples(metrics), "jobs")["ready"] == 1
 
 
-async def test_a_port_serves_them_while_the_loop_is_blocked(client: Client, jobs: Jobs) -> None:
+async def test_a_port_serves_metrics_while_the_event_loop_is_blocked(
+    client: Client, jobs: Jobs
+) -> None:
     await jobs.offer(1)
     port, registry = free_port(), CollectorRegistry()
     async with serve(client, port, registry=registry):
@@ -335,7 +339,7 @@ async def test_a_port_serves_them_while_the_loop_is_blocked(client: Client, jobs
     assert generate_latest(registry) == b""
 
 
-async def test_it_is_an_asgi_application(metrics: Metrics, jobs: Jobs) -> None:
+async def test_the_metrics_are_served_by_an_asgi_application(metrics: Metrics, jobs: Jobs) -> None:
     await jobs.offer(1)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(metrics), base_url="http://test"
@@ -437,7 +441,7 @@ async def test_prometheus_itself_accepts_rules_queries_and_metrics(
     check("check", "metrics", text=(await metrics.render())[0])
 
 
-async def test_who_is_cancelled_while_the_server_is_asked_first_leaves_nothing_registered(
+async def test_registering_metrics_that_is_cancelled_leaves_nothing_registered(
     client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry, asked = CollectorRegistry(), asyncio.Event()

@@ -26,7 +26,7 @@ def blocks(page: Path, of: str = "python") -> list[str]:
 @pytest.mark.parametrize(
     "page", [PAGES[0], *map(in_gate, filter(blocks, PAGES[1:]))], ids=lambda page: page.name
 )
-def test_every_block_runs(page: Path, tmp_path: Path) -> None:
+def test_every_code_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for number, block in enumerate(blocks(page), 1):
         (program := tmp_path / "block.py").write_text(block, "utf-8")
         status = run_program(program, output := tmp_path / f"output-{number}")

@@ -152,7 +152,9 @@ async def test_the_highest_version_wins_in_any_order(jobs: Jobs) -> None:
     assert await waiting(jobs) == ["v2 again"]
 
 
-async def test_what_cannot_work_is_refused_before_anything_is_written(jobs: Jobs, raw: Any) -> None:
+async def test_a_schedule_that_cannot_work_is_refused_before_anything_is_written(
+    jobs: Jobs, raw: Any
+) -> None:
     fields = {"cron": "* * * * *", "version": -1, "priority": 10, "ttl": 0, "value": object()}
     wrongs: list[dict[str, Any]] = [
         {},
@@ -234,7 +236,9 @@ async def test_missed_occurrences_run_once_and_then_on_schedule(jobs: Jobs) -> N
 @pytest.mark.parametrize(
     ("end", "arguments"), [("ack", ()), ("nack", (5,)), ("bury", ("no good",)), ("release", ())]
 )
-async def test_one_occurrence_waits_after_any_end(jobs: Jobs, end: str, arguments: Any) -> None:
+async def test_one_occurrence_of_a_schedule_waits_however_the_last_one_ended(
+    jobs: Jobs, end: str, arguments: Any
+) -> None:
     message = await first_tick(jobs)
     await getattr(message, end)(*arguments)
     following = [one for one in await jobs.list("delayed") if one.id != message.id]
@@ -415,7 +419,7 @@ async def test_a_paused_schedule_adds_nothing_until_it_is_resumed(
     assert await waiting(jobs) == ["tick"]
 
 
-async def test_a_pause_between_a_claim_and_its_follow_up(
+async def test_a_schedule_paused_between_a_claim_and_its_follow_up_adds_nothing(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await schedule(jobs)
@@ -530,7 +534,9 @@ async def test_without_a_reply_the_message_is_handled_and_the_next_one_follows_l
     assert await waiting(jobs) == ["tick"]
 
 
-async def test_an_unknown_follow_up_waits(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_occurrence_of_unknown_outcome_waits(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     message = await first_tick(jobs)
     await message.extend(1000)
     client = jobs._open.partitions[0].store.client
@@ -640,7 +646,9 @@ async def test_moments_are_computed_ahead_while_there_are_some_left(jobs: Jobs, 
     await until(enough)
 
 
-async def test_a_mere_consumer_keeps_a_recurrence_going(server: PrivateServer, jobs: Jobs) -> None:
+async def test_a_client_that_only_consumes_keeps_a_recurrence_going(
+    server: PrivateServer, jobs: Jobs
+) -> None:
     await schedule(jobs, ttl=10)
     await jobs.aclose()
     async with delayq.connect(server.url, resync_interval=0.1) as client:

@@ -161,7 +161,7 @@ async def test_a_claim_that_was_given_up_comes_to_nothing(
 # Renewal
 
 
-async def test_one_call_renews_all_leases_of_a_queue(
+async def test_the_leases_of_a_queue_are_renewed_in_one_call(
     client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Renewed every 0.2 s, yet no message waits for half of its lease before its block begins.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.every_server
-async def test_one_reply_holds_few_large_bodies(jobs: Jobs) -> None:
+async def test_a_reply_holds_only_a_few_large_bodies(jobs: Jobs) -> None:
     await jobs.offer_many([Offer("x" * 100_000) for _ in range(7)])
     sizes = []
     while some := await values(jobs):
@@ -51,7 +51,9 @@ async def test_dead_letters_of_one_id_lie_side_by_side(jobs: Jobs, store: Store)
     assert (await store.look()).dead_messages == {}
 
 
-async def test_a_bad_reply_to_a_claim_is_void(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bad_reply_to_a_claim_hands_out_nothing(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await jobs.offer(1)
     client = jobs._open.partitions[0].store.client
     run_once = client.run_once

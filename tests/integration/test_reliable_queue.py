@@ -295,7 +295,7 @@ async def test_concurrent_claims_get_all_messages(jobs: Jobs) -> None:
 
 
 @pytest.mark.every_server
-async def test_one_call_keeps_its_order(jobs: Jobs) -> None:
+async def test_messages_of_one_offer_keep_their_order(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(value=n, id=f"{n * 7919 % 200:03}") for n in range(200)])
     await jobs.offer_many([Offer(value=n) for n in range(200, 400)])
     assert await all_values(jobs, 37) == list(range(400))
@@ -465,7 +465,9 @@ NEWS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", NEWS)
-async def test_news_wakes_a_claim_elsewhere(server: PrivateServer, jobs: Jobs, how: str) -> None:
+async def test_changed_settings_wake_a_claim_of_another_client(
+    server: PrivateServer, jobs: Jobs, how: str
+) -> None:
     async with delayq.connect(server.url, resync_interval=HOUR) as other:
         if how != "offer":
             await jobs.offer(1, HOUR if how == "reschedule" else 0, id="a")
@@ -483,7 +485,7 @@ async def test_news_wakes_a_claim_elsewhere(server: PrivateServer, jobs: Jobs, h
         assert message.value == 1
 
 
-async def test_looking_leases_nothing(jobs: Jobs) -> None:
+async def test_reading_messages_leases_none(jobs: Jobs) -> None:
     await jobs.offer(1, id="a", priority=2)
     for message in (await get(jobs, "a"), *await jobs.peek(), *await jobs.list("ready")):
         assert (message.value, message.attempt, message.priority) == (1, 0, 2)

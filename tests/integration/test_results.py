@@ -105,7 +105,7 @@ async def test_a_result_comes_at_once_to_those_who_wait(jobs: Jobs, other: Clien
     assert await asyncio.gather(*results, again) == [0, 10, 20, 0]
 
 
-async def test_a_wait_ends_with_its_time(jobs: Jobs, raw: Any) -> None:
+async def test_a_wait_for_a_result_ends_at_its_timeout(jobs: Jobs, raw: Any) -> None:
     key = await jobs.offer(1, id="mine")
     with pytest.raises(ResultTimeout, match=r"message 'mine' was not finished within 0\.05 s"):
         await jobs.result(key, timeout=timedelta(milliseconds=50))
@@ -208,7 +208,7 @@ async def test_a_client_that_has_not_heard_that_attempts_are_kept_records_none(
     assert not await raw.exists(KEYS.recorded, KEYS.records)
 
 
-async def test_results_in_partitions(client: Client, faults: Faults) -> None:
+async def test_results_are_awaited_in_all_partitions(client: Client, faults: Faults) -> None:
     queue = client.reliable_queue("parts", lease=LEASE, partitions=4, keep=DAY)
     ids = [f"{n}" for n in range(40)]
     await queue.offer_many([Offer(n, id=key) for n, key in enumerate(ids)])
@@ -413,7 +413,7 @@ async def test_a_lost_announcement_is_made_up_for_by_the_re_check(
             await raw.execute_command("ACL", "SETUSER", "default", "+publish")
 
 
-async def test_a_single_look_reports_that_the_server_is_away(
+async def test_a_result_read_without_waiting_raises_while_the_server_is_away(
     jobs: Jobs, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = await jobs.offer(1)
@@ -488,7 +488,7 @@ async def test_a_worker_keeps_what_a_handler_returns(
     assert any("its result, a str" in each and "max_payload=100" in each for each in errors)
 
 
-async def test_each_message_of_a_batch_has_its_own_result(
+async def test_every_message_of_a_batch_has_its_own_result(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY)

@@ -143,7 +143,7 @@ def rules_for(script: Script) -> list[str]:
 
 # Without a key that the call names, the server itself refuses to begin.
 @pytest.mark.parametrize("kinds", ["+&", in_gate("~")])
-async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
+async def test_a_call_without_one_of_its_rights_is_refused_before_anything_changes(
     server: PrivateServer, kinds: str
 ) -> None:
     wrong = []

@@ -207,7 +207,7 @@ async def test_many_queues_and_waiting_takes_are_nearly_idle(server: PrivateServ
         assert await asyncio.wait_for(asyncio.gather(*takers), 20) == list(range(20))
 
 
-async def test_one_more_queue_costs_as_much_as_the_first(
+async def test_every_further_queue_costs_as_much_as_the_first(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch, raw: Any
 ) -> None:
     """An application may have a queue for each of its users."""

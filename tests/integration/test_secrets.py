@@ -122,7 +122,9 @@ async def guarded(server: PrivateServer) -> AsyncIterator[str]:
 
 
 @pytest.mark.every_server
-async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer) -> None:
+async def test_logs_and_errors_of_a_delayed_queue_reveal_no_payload(
+    guarded: str, server: PrivateServer
+) -> None:
     keys = DelayedKeys.of(NAME)
     async with connected(guarded, server) as (client, raw):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
@@ -172,7 +174,9 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
 
 
 @pytest.mark.every_server
-async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServer) -> None:
+async def test_logs_and_errors_of_a_reliable_queue_reveal_no_payload(
+    guarded: str, server: PrivateServer
+) -> None:
     keys = ReliableKeys.of(NAME)
     async with connected(guarded, server) as (client, raw):
         queue = client.reliable_queue(NAME)
@@ -215,7 +219,9 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
         await refused(lambda: queue.offer(VALUE, headers=HEADERS), *calls)
 
 
-async def test_a_worker_tells_nothing(guarded: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_logs_and_errors_of_a_worker_reveal_no_payload(
+    guarded: str, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = delayq.Worker(guarded)
     seen: list[Any] = []
 

@@ -163,7 +163,9 @@ class TestDeclaring:
         await other.reliable_queue("jobs", max_size=8).offer(1)
         assert caplog.text == ""
 
-    async def test_calls_that_are_made_at_once_share_one_look(self, client: Client) -> None:
+    async def test_first_calls_made_at_once_read_the_settings_together(
+        self, client: Client
+    ) -> None:
         jobs = client.reliable_queue("jobs")
         before = client.statistics().round_trips
         await asyncio.gather(*(jobs.offer(n, HOUR) for n in range(50)))
@@ -188,7 +190,9 @@ class TestDeclaring:
 
 
 class TestConfiguring:
-    async def test_what_changes_nothing_has_no_new_epoch(self, client: Client, raw: Any) -> None:
+    async def test_configuring_the_present_values_starts_no_new_epoch(
+        self, client: Client, raw: Any
+    ) -> None:
         jobs = client.reliable_queue("jobs")
         await jobs.configure()
         invalid: list[dict[str, Any]] = [
@@ -244,7 +248,7 @@ class TestStaleClients:
         assert client.statistics().errors == 0
         assert await raw.hlen(KEYS.named("bodies")) == 1500
 
-    async def test_order_is_kept_where_a_batch_is_refused(
+    async def test_a_refused_batch_keeps_the_order_of_offers(
         self, client: Client, other: Client
     ) -> None:
         jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
@@ -294,7 +298,7 @@ class TestStaleClients:
                     await raw.eval(script.text, len(keys), *keys, *args)
             assert await Store(raw, "jobs").keys_and_dumps() == before
 
-    async def test_both_scripts_for_offers_know_the_calls_of_the_other_after_a_change_too(
+    async def test_an_offer_repeated_with_the_other_script_after_a_change_is_stored_once(
         self, client: Client, raw: Any
     ) -> None:
         """The first answer was lost: the repetition must not be refused."""
@@ -317,7 +321,9 @@ class TestHearing:
         (queue,) = client.session.scheduler.queues
         return queue.queue.settings.stored.public()  # type: ignore[attr-defined,no-any-return]
 
-    async def test_a_notification_is_enough(self, server: PrivateServer, client: Client) -> None:
+    async def test_a_notification_alone_brings_new_settings(
+        self, server: PrivateServer, client: Client
+    ) -> None:
         async with delayq.connect(server.url, resync_interval=60) as idle:
             await idle.reliable_queue("jobs").claim()
 
@@ -329,7 +335,7 @@ class TestHearing:
             await until(is_known)
 
     @pytest.mark.parametrize("by", ["re-check", "subscription"])
-    async def test_a_lost_notification_is_made_up_for(
+    async def test_a_re_check_makes_up_for_a_lost_notification(
         self, server: PrivateServer, raw: Any, by: str
     ) -> None:
         resync = 0.05 if by == "re-check" else 60
@@ -410,7 +416,7 @@ class TestLosingAndBreaking:
         with pytest.raises(ConfigurationError, match="a newer release"):
             await claiming
 
-    async def test_a_key_of_a_foreign_type_is_told_and_stays(
+    async def test_a_key_of_a_foreign_type_is_reported_and_stays(
         self, client: Client, raw: Any
     ) -> None:
         await raw.set(KEYS.settings, "mine")
@@ -435,7 +441,7 @@ class TestLosingAndBreaking:
         assert await jobs.configure(max_size=3) == QueueSettings(1, 3)
 
     @pytest.mark.parametrize("removed", ["settings", "hmget"])
-    async def test_a_user_who_may_not_read_them_is_told_and_writes_nothing(
+    async def test_a_user_who_may_not_read_settings_is_told_and_writes_nothing(
         self, server: PrivateServer, raw: Any, removed: str
     ) -> None:
         rules = [
@@ -509,7 +515,7 @@ class TestPartitions:
             assert calls <= 5 + 5 + 2 * 6 * 5
 
     @pytest.mark.parametrize("epoch", [None, b"5", b"4000000000000000"])
-    async def test_a_copy_that_differs_is_replaced(
+    async def test_a_stale_copy_of_the_settings_is_replaced(
         self, client: Client, raw: Any, epoch: bytes | None
     ) -> None:
         """Its client died while it configured, its server lost it, or that of the first partition

@@ -69,7 +69,7 @@ async def test_a_message_that_kills_dies_alone(
 
 
 @pytest.mark.every_server
-async def test_what_a_crash_interrupted_comes_back_together_in_its_order(
+async def test_messages_that_a_crash_interrupted_come_back_together_in_order(
     client: Client, raw: Any
 ) -> None:
     settings: Any
@@ -163,7 +163,7 @@ async def test_a_client_takes_nothing_beside_a_suspect_until_it_has_survived_for
 
 
 @pytest.mark.every_server
-async def test_a_message_that_was_alone_is_to_blame_and_one_with_neighbours_is_not(
+async def test_a_message_lost_alone_is_a_suspect_and_one_lost_with_others_is_not(
     client: Client, raw: Any
 ) -> None:
     queues = [client.reliable_queue(name, lease=LEASE, max_attempts=1) for name in ("one", "two")]

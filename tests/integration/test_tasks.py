@@ -231,7 +231,7 @@ async def test_sync_tasks_run_in_threads_and_may_offer_more(
         second.offer_sync(1)
 
 
-async def test_what_does_not_fit_is_a_dead_letter_at_once(
+async def test_a_call_that_does_not_fit_its_task_is_a_dead_letter_at_once(
     tasks: Tasks, client: Client, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     @tasks.task
@@ -258,7 +258,7 @@ async def test_what_does_not_fit_is_a_dead_letter_at_once(
 # Retries
 
 
-async def test_each_task_and_each_call_has_its_own_attempts(
+async def test_attempts_are_limited_for_every_task_and_every_call(
     tasks: Tasks, client: Client, worker: Worker
 ) -> None:
     """On one queue, whose other tasks have ten."""
@@ -296,7 +296,7 @@ async def test_each_task_and_each_call_has_its_own_attempts(
     assert [message.id for message in await tasks.queue.peek()] == ["for ever"]
 
 
-async def test_each_task_has_its_own_backoff_or_that_of_its_group(
+async def test_a_task_has_its_own_backoff_or_that_of_its_group(
     tasks: Tasks, client: Client, worker: Worker
 ) -> None:
     @tasks.task(backoff=Backoff.fixed(3600))
@@ -353,7 +353,7 @@ async def test_a_task_whose_last_attempt_was_lost_is_not_called_again(
     assert "no attempt left" in (letter.error or "")
 
 
-async def test_each_task_has_its_own_timeout_and_logs_name_it(
+async def test_a_task_has_its_own_timeout_and_logs_name_the_task(
     tasks: Tasks, worker: Worker, facts: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     @tasks.task(timeout=0.01, max_attempts=1)
@@ -376,7 +376,7 @@ async def test_each_task_has_its_own_timeout_and_logs_name_it(
     assert record.message == "queue 'mails': message 'a', a call of 'hangs', failed in attempt 1"
 
 
-async def test_each_task_answers_errors_in_its_own_way(
+async def test_a_task_decides_which_errors_are_retried(
     tasks: Tasks, client: Client, worker: Worker
 ) -> None:
     @tasks.task(on_error={KeyError: Reject("no such order")})

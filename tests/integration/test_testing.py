@@ -91,7 +91,9 @@ class Waiting:
 
 
 @pytest.mark.every_server
-async def test_waiting_calls_wake_here_and_elsewhere(server: PrivateServer, client: Client) -> None:
+async def test_a_change_of_groups_wakes_waiting_calls_of_all_clients(
+    server: PrivateServer, client: Client
+) -> None:
     await Waiting(client).wake(client)
     async with delayq.connect(server.url, resync_interval=3600) as other:
         await Waiting(other).wake(client)
@@ -200,7 +202,7 @@ async def test_messages_due_for_ages_can_still_be_handled(client: Client, jobs: 
     assert message.attempt == 1
 
 
-async def test_one_queue_or_one_clients_queues_move_alone_and_forward(
+async def test_time_moves_only_forward_for_one_queue_or_all_queues_of_a_client(
     server: PrivateServer, client: Client
 ) -> None:
     one = client.reliable_queue("one")
@@ -286,7 +288,7 @@ async def test_settled_waits_for_the_workers(client: Client, jobs: Jobs) -> None
     await worker
 
 
-async def test_it_names_what_is_left(
+async def test_a_test_that_leaves_messages_behind_names_them(
     client: Client, jobs: Jobs, queue: DelayedQueue[int], raw: Any
 ) -> None:
     async def names(words: str, of: Any) -> None:

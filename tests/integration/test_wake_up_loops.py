@@ -179,7 +179,7 @@ async def test_a_user_who_may_not_subscribe_at_all_is_told_once_and_served_by_th
         assert caplog.text.count(REFUSED) == 1
 
 
-async def test_what_raises_unexpectedly_is_logged_and_done_again(
+async def test_a_loop_that_raises_unexpectedly_is_logged_and_goes_on(
     own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Only notifications wake this client.

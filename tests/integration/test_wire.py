@@ -81,7 +81,7 @@ async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Connection]:
     await connections.aclose()
 
 
-async def test_each_answer_reaches_the_one_who_still_wants_it(wire: Connection) -> None:
+async def test_every_answer_reaches_its_caller_if_the_caller_still_waits(wire: Connection) -> None:
     good, bad, after = wire.ask("PING"), wire.ask("NONSENSE"), wire.ask("PING")
     assert await good == b"PONG"
     with pytest.raises(ReplyError, match=r"^unknown command"):
@@ -95,7 +95,7 @@ async def test_each_answer_reaches_the_one_who_still_wants_it(wire: Connection) 
     assert wire.is_clean
 
 
-async def test_what_nobody_has_asked_for_is_kept_for_whoever_reads(wire: Connection) -> None:
+async def test_unrequested_messages_are_kept_for_the_next_reader(wire: Connection) -> None:
     wire.write("SUBSCRIBE", "channel")
     assert await wire.read() == [b"subscribe", b"channel", 1]
     wire.write("SUBSCRIBE", "another")
@@ -136,7 +136,7 @@ async def test_a_break_fails_the_waiting_calls(peer: Peer, to_peer: Connection, 
         await to_peer.read()
 
 
-async def test_a_reader_may_wait_for_ever(
+async def test_a_read_may_wait_longer_than_an_answer_may_take(
     peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.02)
@@ -159,7 +159,9 @@ async def test_a_command_before_the_close_arrives(wire: Connection, server: Priv
     server.call("DEL", "told")
 
 
-async def test_whoever_waits_for_that_may_leave(peer: Peer, to_peer: Connection) -> None:
+async def test_a_caller_waiting_for_its_bytes_to_leave_may_be_cancelled(
+    peer: Peer, to_peer: Connection
+) -> None:
     peer.writer.transport.pause_reading()
     question = to_peer.ask("ECHO", b"x" * 20_000_000)
     waiting = [asyncio.create_task(to_peer.drain()) for _ in range(2)]
@@ -173,7 +175,7 @@ async def test_whoever_waits_for_that_may_leave(peer: Peer, to_peer: Connection)
         await asyncio.wait_for(question, 60)
 
 
-async def test_a_large_question_leaves_no_more_time_to_those_behind_it(
+async def test_calls_behind_a_large_call_have_no_longer_to_wait(
     peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without its pool, which would ask the peer over another connection.
@@ -190,7 +192,7 @@ async def test_a_large_question_leaves_no_more_time_to_those_behind_it(
         await asyncio.wait_for(to_peer.ask("PING"), 20)
 
 
-async def test_what_cannot_be_sent_awaits_no_answer(wire: Connection) -> None:
+async def test_a_call_that_cannot_be_sent_awaits_no_answer(wire: Connection) -> None:
     with pytest.raises(TypeError):
         wire.call(("ECHO", None), None, blocks=1.0)
     with pytest.raises(TypeError):

@@ -317,7 +317,9 @@ async def _raise_in_a_group(*errors: BaseException) -> None:
             group.create_task(child(error))
 
 
-async def test_errors_in_a_group_count(worker: Worker, jobs: Jobs) -> None:
+async def test_errors_within_an_exception_group_decide_what_happens(
+    worker: Worker, jobs: Jobs
+) -> None:
     groups: list[tuple[tuple[Exception, ...], str, int]] = [
         ((Reject("no"),), "no", 1),
         ((ValueError(1), Reject("no")), "no", 1),

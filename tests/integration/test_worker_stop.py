@@ -417,7 +417,7 @@ async def test_a_stop_lets_a_start_finish_but_not_for_longer_than_the_shutdown_t
 # Background runs and lifespans
 
 
-async def test_in_the_background_it_stops_when_the_block_ends_and_leaves_signals_alone(
+async def test_a_worker_in_the_background_stops_with_its_block_and_leaves_signals_alone(
     client: Client, jobs: Jobs
 ) -> None:
     worker, seen = Worker(client), Seen()
@@ -504,7 +504,7 @@ async def test_a_worker_opens_and_closes_what_is_its_own(server: PrivateServer) 
             used.statistics()
 
 
-async def test_it_runs_once_at_a_time_and_takes_no_listener_meanwhile(client: Client) -> None:
+async def test_a_worker_runs_once_at_a_time_and_takes_no_listener_meanwhile(client: Client) -> None:
     worker = Worker(client)
     with pytest.raises(delayq.ConfigurationError, match="no listener"):
         await worker.run()
@@ -644,7 +644,7 @@ async def test_a_server_that_refuses_is_asked_again(
         await asyncio.wait_for(worker.run(burst=True), 60)
 
 
-async def test_outside_the_main_thread_it_runs_without_signals(
+async def test_a_worker_outside_the_main_thread_runs_without_signal_handlers(
     server: PrivateServer, jobs: Jobs
 ) -> None:
     worker, seen = Worker(server.url), Seen()

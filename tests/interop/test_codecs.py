@@ -161,7 +161,7 @@ VALUES: dict[str, Callable[[random.Random], Any]] = {
 
 
 @amounts
-def test_what_we_write_java_reads_and_writes_again_in_the_same_bytes(
+def test_java_reads_our_values_and_writes_the_same_bytes(
     java: Callable[..., list[str]], count: int
 ) -> None:
     payloads = list[tuple[str, bytes]]()
@@ -177,7 +177,9 @@ def test_what_we_write_java_reads_and_writes_again_in_the_same_bytes(
 
 
 @amounts
-def test_what_java_writes_we_read_and_write(java: Callable[..., list[str]], count: int) -> None:
+def test_python_reads_values_of_java_and_writes_the_same_bytes(
+    java: Callable[..., list[str]], count: int
+) -> None:
     """Java prints random scalars, each with its class and text."""
     vectors = parse(java("Vectors", str(SEED), str(count)))
     assert len(vectors) > 2 * count

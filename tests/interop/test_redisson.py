@@ -59,7 +59,9 @@ amounts = pytest.mark.parametrize("count", [MESSAGES, nightly(AT_NIGHT)])
 
 
 @amounts
-async def test_what_java_offers_comes_to_python_once_and_not_early(live: Live, count: int) -> None:
+async def test_messages_that_java_offers_come_to_python_once_and_not_early(
+    live: Live, count: int
+) -> None:
     async def play(live: Live, pair: Pair) -> None:
         log, messages = Log(pair), random_messages(pair, count)
         java = await live.open(pair)
@@ -76,7 +78,9 @@ async def test_what_java_offers_comes_to_python_once_and_not_early(live: Live, c
 
 
 @amounts
-async def test_what_python_offers_comes_to_java_once_and_not_early(live: Live, count: int) -> None:
+async def test_messages_that_python_offers_come_to_java_once_and_not_early(
+    live: Live, count: int
+) -> None:
     async def play(live: Live, pair: Pair) -> None:
         log, messages = Log(pair), random_messages(pair, count)
         java = await live.open(pair, attached=not live.redisson.release.writes_old_records)
@@ -97,14 +101,14 @@ async def test_what_python_offers_comes_to_java_once_and_not_early(live: Live, c
 
 @with_current
 @amounts
-async def test_both_kinds_offer_move_and_take_on_one_queue(live: Live, count: int) -> None:
+async def test_java_and_python_offer_move_and_take_on_one_queue(live: Live, count: int) -> None:
     """Three clients offer, move and take at once; one of them is Java."""
     for pair in (KRYO,) if count == MESSAGES else PAIRS:
         await share(replace(live, name=f"{live.name}-{pair}"), pair, count // 2, count // 2)
 
 
 @with_old
-async def test_both_kinds_move_and_take_what_an_old_java_client_offers(live: Live) -> None:
+async def test_java_and_python_move_and_take_messages_of_an_old_java_client(live: Live) -> None:
     """An old client repeats its own messages when it meets a current record: here are none."""
     await share(live, TEXT, MESSAGES, 0)
 
@@ -298,7 +302,7 @@ async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(l
 
 
 @newest_first
-async def test_what_python_cancels_does_not_come_to_java(live: Live) -> None:
+async def test_a_message_that_python_cancels_does_not_come_to_java(live: Live) -> None:
     log = Log()
     # However slow the machine, none is due before it is cancelled.
     messages = [(TEXT.value(n), 500 + n if n % 2 else HOUR_MS) for n in range(1000)]
@@ -348,7 +352,7 @@ def payload(record: bytes, *, old: bool) -> bytes:
     return record[header + 8 :]
 
 
-async def test_both_sides_write_the_same_payload_bytes(live: Live) -> None:
+async def test_java_and_python_write_the_same_payload_bytes(live: Live) -> None:
     async def play(live: Live, pair: Pair) -> None:
         values = [pair.value(n) for n in range(200)]
         java = await live.redisson.open(f"{live.name}-java", pair.java)
@@ -534,7 +538,7 @@ async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
 
 
 @newest_current_first
-async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(live: Live) -> None:
+async def test_python_leases_messages_of_java_and_failed_ones_come_to_java(live: Live) -> None:
     """Every third delivery is refused: it waits in a record that Java moves and takes."""
     log, messages = Log(), random_messages(TEXT, MESSAGES)
     java = await live.open()
@@ -649,7 +653,7 @@ async def test_no_message_is_stranded_whatever_python_may(live: Live, rights: st
 # A cluster, in which the slot moves from master to master meanwhile
 
 
-async def test_both_kinds_share_a_queue_of_a_cluster_while_its_slot_moves(
+async def test_java_and_python_share_a_queue_of_a_cluster_while_its_slot_moves(
     cluster: TestCluster, redisson_of_cluster: Redisson, name: str
 ) -> None:
     log, most, moves = Log(), 4000, 3

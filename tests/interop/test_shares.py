@@ -24,7 +24,7 @@ KILLS = 40
 @pytest.mark.parametrize(
     ("pause_ms", "threads", "count"), [(0, 1, SPREAD), (2, 1, 2000), (2, 4, 4000)]
 )
-async def test_both_kinds_get_a_share_of_the_messages(
+async def test_java_and_python_both_get_a_share_of_the_messages(
     live: Live, pause_ms: int, threads: int, count: int
 ) -> None:
     """One loop in Python beside ``threads`` loops in Java."""

@@ -21,7 +21,7 @@ def delays(backoff: Backoff, count: int = 6) -> list[float]:
     return [round(backoff.delay(attempt, lambda: 0.5), 9) for attempt in range(1, count + 1)]
 
 
-def test_each_form_has_its_delays() -> None:
+def test_every_kind_of_backoff_has_its_delays() -> None:
     cases: list[Any] = [
         (Backoff.fixed(2.5), [2.5] * 6),
         (Backoff.exponential(base=1, factor=2, max=10), [1, 2, 4, 8, 10, 10]),

@@ -30,7 +30,7 @@ def missing_tests(text: str, files: dict[str, str]) -> list[str]:
     return missing
 
 
-def test_each_test_that_a_page_names_exists() -> None:
+def test_every_test_that_a_page_names_exists() -> None:
     files: dict[str, str] = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
         files[path.name] = files.get(path.name, "") + path.read_text("utf-8")
@@ -38,7 +38,7 @@ def test_each_test_that_a_page_names_exists() -> None:
         assert missing_tests(page.read_text("utf-8"), files) == [], page.name
 
 
-def test_each_module_that_a_page_names_exists() -> None:
+def test_every_module_that_a_page_names_exists() -> None:
     # The module map names modules by their place in a package, and is checked below.
     for page in (page for page in PAGES if page.name != "module-map.md"):
         named = re.findall(
@@ -75,7 +75,7 @@ def dedent_all(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-def test_each_target_of_make_that_a_page_names_exists() -> None:
+def test_every_target_of_make_that_a_page_names_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     for page in PAGES:
         named = re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8"))
@@ -102,7 +102,7 @@ def wrong_commands(text: str) -> list[str]:
     return wrong
 
 
-def test_each_command_that_a_page_shows_exists() -> None:
+def test_every_command_that_a_page_shows_exists() -> None:
     for page in PAGES:
         if page.name != "CHANGELOG.md":
             assert wrong_commands(page.read_text("utf-8")) == [], page.name

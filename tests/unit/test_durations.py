@@ -35,7 +35,7 @@ def test_a_duration_is_never_shortened(duration: float) -> None:
     assert microseconds(duration) <= duration * 1_000_000 + 1
 
 
-def test_what_is_no_duration_is_refused() -> None:
+def test_a_value_that_is_no_duration_is_refused() -> None:
     cases: list[Any] = [
         *(-1, -1e-6, math.nan, math.inf, -math.inf, MAX_MS, 1e303, 10**400, timedelta(-1)),
         *(True, "1", None, [1], 1j),

@@ -104,7 +104,7 @@ def test_a_codec_reads_any_bytes_or_raises_decode_error(payload: bytes) -> None:
 
 # A failure would hang, or end the process.
 @pytest.mark.timeout(120)
-def test_what_is_deep_or_long_is_read_or_refused_soon() -> None:
+def test_deep_or_long_input_is_read_or_refused_quickly() -> None:
     for (name, codec), (kind, payload) in product(CODECS.items(), DEEP_OR_LONG.items()):
         # The time of this process: a pause of the machine does not count.
         start = time.process_time()

@@ -97,7 +97,7 @@ def test_a_new_interpreter_loads_only_what_is_asked_for_and_in_any_order(
     assert delayq.__version__ == metadata.version("delayq")
 
 
-def test_a_part_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: str) -> None:
         raise AttributeError("module 'redis' has no attribute 'asyncio'")
 

@@ -43,13 +43,13 @@ def test_a_role_has_every_command_that_its_scripts_try_first() -> None:
             assert commands_tried(script) <= granted(kind, role), (role, script.name)
 
 
-def test_who_only_looks_has_no_command_that_writes() -> None:
+def test_a_viewer_has_no_command_that_writes() -> None:
     writes = re.compile(r"SET|ADD|REM|DEL|PUSH|POP|MOVE|LINK|EXPIRE|PUBLISH|STORE|TRIM|INCR|RENAME")
     for kind in KINDS:
         assert not [command for command in granted(kind, "dashboard") if writes.search(command)]
 
 
-def test_everything_is_taken_away_first_and_nobody_reaches_beyond_keys() -> None:
+def test_rules_first_withdraw_all_rights_and_then_grant_named_keys_only() -> None:
     beyond = "KEYS SCAN RANDOMKEY DBSIZE FLUSHALL FLUSHDB CONFIG ACL CLIENT SCRIPT PSUBSCRIBE"
     for kind, role in product(KINDS, ROLES):
         assert rules(kind, role, "orders")[:3] == ["resetkeys", "resetchannels", "-@all"]
@@ -115,7 +115,7 @@ def test_rules_of_a_prefix_reach_the_keys_of_its_queues(prefix: str, rest: str) 
             assert all(matches(patterns, key) for key in keys_of(kind, prefix + rest))
 
 
-def test_what_no_rule_can_hold_is_refused() -> None:
+def test_a_name_that_no_acl_rule_can_hold_is_refused() -> None:
     for kind, name in product(KINDS, ("a b", "a\tb", "a\n", "a\0b", "", "\ufdd0", "a\x0bb")):
         with pytest.raises(BadName):
             rules(kind, "producer", name)

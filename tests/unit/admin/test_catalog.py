@@ -20,7 +20,7 @@ def matches(key: str) -> bool:
 
 
 @given(names, st.integers(0, 1023))
-def test_each_key_of_a_reliable_queue_names_it(name: str, partition: int) -> None:
+def test_every_key_of_a_reliable_queue_names_the_queue(name: str, partition: int) -> None:
     try:
         keys = ReliableKeys.of(name, None, partition)
     except BadName:
@@ -35,7 +35,7 @@ def test_each_key_of_a_reliable_queue_names_it(name: str, partition: int) -> Non
 
 @given(names)
 @example("{a}}")
-def test_each_key_of_a_delayed_queue_names_it(name: str) -> None:
+def test_every_key_of_a_delayed_queue_names_the_queue(name: str) -> None:
     try:
         keys = DelayedKeys.of(name)
     except BadName:
@@ -52,12 +52,12 @@ def test_each_key_of_a_delayed_queue_names_it(name: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_other_key_is_nobodys_or_whole(key: str) -> None:
+def test_any_other_key_belongs_to_no_queue_or_is_one_whole_name(key: str) -> None:
     queue = queue_of(key)
     assert queue is None or queue[1]
 
 
-def test_keys_that_no_queue_has_tell_of_none() -> None:
+def test_a_key_that_no_queue_has_belongs_to_none() -> None:
     others = ("", "orders", "delayq:{x}", "delayq:{}:waiting", "redis", "delayq:part:{x}:waiting")
     for key in (*others, "delayq:part:{1:000:x}:waiting", DelayedKeys.of("orders").ready):
         assert known_queue(key) is None, key

@@ -6,7 +6,7 @@ from delayq._redis.client import read_info
 from delayq.admin import doctor
 
 
-def test_what_a_server_says_is_judged_and_advice_is_given() -> None:
+def test_the_doctor_judges_the_figures_of_a_server_and_gives_advice() -> None:
     for look, info, level in (
         (doctor._version, "redis_version=6.2.14", "ok"),
         (doctor._version, "redis_version=7.2.4 valkey_version=9.1.2", "ok"),

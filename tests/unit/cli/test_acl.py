@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_it_prints_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_acl_command_prints_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def rules(line: str) -> list[str]:
         assert run(["acl", *line.split()]) == 0
         (printed,) = capsys.readouterr().out.splitlines()

@@ -75,7 +75,7 @@ def test_moments_without_a_timezone_are_local() -> None:
 
 
 @given(st.floats(0, 1e12), st.datetimes(timezones=st.just(UTC)))
-def test_each_duration_and_moment_has_words(seconds: float, at: datetime) -> None:
+def test_durations_and_moments_are_written_in_words(seconds: float, at: datetime) -> None:
     assert len(span(seconds)) < 20
     assert len(moment_cell(at, NOW)) <= 26
     assert len(moment_text(at, NOW)) <= 40
@@ -90,7 +90,7 @@ def test_moments_are_told_by_their_distance() -> None:
     assert [duration_text(each) for each in seconds] == ["-", "0.1 ms", "12 ms", "480 ms", "1.5 s"]
 
 
-def test_each_command_is_documented() -> None:
+def test_every_command_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
     functions = [(one.name, one.callback) for one in app.registered_commands]
     commands = [name or getattr(function, "__name__", "") for name, function in functions]

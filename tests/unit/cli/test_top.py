@@ -33,7 +33,7 @@ def names(view: View, height: int = 40) -> list[str]:
     return [word for line in drawn(view, height) for word in line.split() if word in words]
 
 
-def test_trouble_comes_first() -> None:
+def test_queues_in_trouble_come_first() -> None:
     view = View("redis://here", LINES)
     troubles = ["q-broken", "q-worse", "q-late", "q-paused", "delayed:q-junk", "q-letters"]
     assert names(view) == [*troubles, "q-fine"]

@@ -95,7 +95,7 @@ VALUES = SCALARS | containers(st.recursive(IN_COLLECTIONS, containers, max_leave
 
 @given(VALUES)
 @settings(max_examples=examples(500))
-def test_what_was_encoded_is_the_same_bytes_after_decoding_and_encoding(value: Any) -> None:
+def test_an_encoded_value_has_the_same_bytes_after_a_round_trip(value: Any) -> None:
     payload = TYPED.encode(value)
     assert TYPED.encode(TYPED.decode(payload)) == payload
     payload = PLAIN.encode(value)
@@ -324,7 +324,7 @@ def test_a_field_declared_as_an_enum_is_read_in_either_form() -> None:
         assert codec.encode(letter) == payload
 
 
-def test_what_is_no_known_enum_is_written_back_as_it_was() -> None:
+def test_a_value_of_an_unknown_enum_is_written_back_unchanged() -> None:
     cases: list[Any] = [
         # A class that types does not name, a constant that the enum lacks, and an enum outside an
         # object: Java writes none there.
@@ -455,7 +455,7 @@ REFUSED: dict[str, list[Any]] = {
 }
 
 
-def test_what_has_no_form_is_refused_and_not_quoted() -> None:
+def test_a_value_without_a_jackson_form_is_refused_and_not_quoted() -> None:
     for reason, values in REFUSED.items():
         for codec, value in product(BOTH, values):
             for nested in (value, [SECRET, value], {SECRET: value}):
@@ -500,7 +500,7 @@ WRONG = """
 """
 
 
-def test_a_class_and_what_is_not_its_value_stay_apart() -> None:
+def test_a_class_and_a_value_of_another_class_stay_apart() -> None:
     """At the top level, the payload can be a String[] of two."""
     for text in WRONG.split():
         with naming(text):

@@ -116,7 +116,7 @@ def test_values_of_other_types_are_written_as_what_java_has() -> None:
 OTHERS = ("java.util.ArrayList", "shop.Order", "Order", "java.lang.Integer", "java.lang.String")
 
 
-def test_any_other_class_passes_through_whole() -> None:
+def test_a_value_of_an_unknown_java_class_passes_through_whole() -> None:
     before = set(sys.modules)
     payloads = [kryo(name, "01ff") for name in (*OTHERS, "x" * 1000, "antigravity.X")]
     for payload in (*payloads, b"\1\0\x84" + "ü.Ü".encode() + b"\1\2"):
@@ -137,7 +137,7 @@ def test_plain_bytes_are_a_byte_array_and_the_opaque_are_not() -> None:
     assert type(KRYO.encode(KryoOpaque(b"\0"))) is bytes
 
 
-def test_what_python_has_no_room_for_is_opaque() -> None:
+def test_a_value_that_no_python_type_can_hold_is_opaque() -> None:
     for payload in (
         kryo("java.util.Date", "ffffffffffffffff7f"),
         kryo("java.util.Date", "808080808080808080"),
@@ -170,7 +170,7 @@ REFUSED: dict[str, list[Any]] = {
 }
 
 
-def test_what_has_no_form_is_refused_and_not_quoted() -> None:
+def test_a_value_without_a_kryo_form_is_refused_and_not_quoted() -> None:
     for reason, values in REFUSED.items():
         for value in values:
             refused = f"Kryo5Codec cannot encode this {type(value).__name__}: .*{reason}"
@@ -227,7 +227,7 @@ MALFORMED = {
 }
 
 
-def test_what_is_no_kryo_is_refused_and_the_reason_is_told() -> None:
+def test_bytes_that_are_no_kryo_are_refused_with_the_reason() -> None:
     for why, text in MALFORMED.items():
         payload = bytes.fromhex(text)
         with naming(why), pytest.raises(DecodeError) as caught:

@@ -43,7 +43,7 @@ def test_json_is_the_same_without_an_encoder_in_c(monkeypatch: pytest.MonkeyPatc
     assert JsonCodec().encode(value) == written == '{"a":[1,null,"é",[2.5]]}'.encode()
 
 
-def test_what_json_cannot_say_is_refused_and_not_quoted() -> None:
+def test_a_value_without_a_json_form_is_refused_and_not_quoted() -> None:
     loop: list[Any] = []
     loop.append(loop)
     deep: list[Any] = []
@@ -113,7 +113,7 @@ NO_NUMBERS = [
 ]
 
 
-def test_what_is_no_number_is_refused() -> None:
+def test_text_that_is_no_number_is_refused() -> None:
     wrong: list[Any] = [True, 1.0, "1", None, b"x"]
     for codec in (LongCodec(), IntegerCodec()):
         for value in wrong:
@@ -133,7 +133,7 @@ def test_what_is_no_number_is_refused() -> None:
 
 
 @given(st.binary())
-def test_bytes_are_bytes(value: bytes) -> None:
+def test_the_bytes_codec_changes_nothing(value: bytes) -> None:
     for same in (value, bytearray(value), memoryview(value)):
         encoded = BytesCodec().encode(same)
         assert encoded == value
@@ -141,7 +141,7 @@ def test_bytes_are_bytes(value: bytes) -> None:
     assert BytesCodec().decode(value) == value
 
 
-def test_what_is_not_bytes_is_refused() -> None:
+def test_a_value_that_is_not_bytes_is_refused() -> None:
     for value in ("text", 5, [1], None):
         with pytest.raises(EncodeError, match="encodes bytes"):
             BytesCodec().encode(value)  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def test_what_is_not_bytes_is_refused() -> None:
 # --- all of them
 
 
-def test_every_name_is_there_and_seen() -> None:
+def test_every_codec_is_exported_and_listed() -> None:
     assert set(codecs.__all__) <= set(dir(codecs))
     assert all(getattr(codecs, name).__name__ == name for name in codecs.__all__)
     assert not hasattr(codecs, "NoCodec")

@@ -227,7 +227,7 @@ def test_a_workers_type_reads_what_a_producer_offers(
 
 @settings(PATIENT)
 @given(st.data())
-def test_what_is_not_of_the_type_is_refused_and_nothing_else_is_raised(data: Any) -> None:
+def test_a_value_of_another_type_raises_the_documented_error_only(data: Any) -> None:
     """Or it is of the type by chance, so that it can be written again."""
     kind = data.draw(ALL_CASES).kind
     other = data.draw(ALL_CASES.flatmap(lambda case: case.values) | st.just(10**400))
@@ -381,7 +381,7 @@ def test_a_value_is_the_same_json_from_both_codecs() -> None:
     assert codec_for(datetime).decode(b'"1879-12-31T23:06:32Z"') == moment.astimezone(UTC)
 
 
-def test_what_is_not_of_the_type_is_refused_and_the_cause_says_why_without_the_value() -> None:
+def test_a_refused_value_has_a_cause_that_says_why_without_quoting_it() -> None:
     cases: list[Any] = [
         (dict, b"[]", "list, not dict"),
         (int, b"true", "bool, not int"),
@@ -434,7 +434,7 @@ def test_a_type_has_the_plain_codec_or_a_checking_one_or_is_an_error_that_names_
 
 
 @given(st.sets(TEXT | INTS))
-def test_equal_sets_are_equal_bytes(values: set[Any]) -> None:
+def test_equal_sets_have_equal_bytes(values: set[Any]) -> None:
     assert JsonCodec().encode(values) == JsonCodec().encode({*reversed([*values])})
 
 
@@ -456,7 +456,7 @@ class Loose(msgspec.Struct):
 CANNOT = ", which JSON cannot hold"
 
 
-def test_what_json_cannot_hold_is_told_where_and_how_to_help() -> None:
+def test_an_error_about_a_value_json_cannot_hold_says_where_it_is_and_what_to_do() -> None:
     cases: list[Any] = [
         (Money(), f"value is a Money{CANNOT}: convert it first, or open the queue with a codec"),
         (Order(UUID(int=1), [Line(1), Line(Money())]), f"value.lines[1].price is a Money{CANNOT}"),
@@ -591,7 +591,7 @@ def test_a_value_that_would_not_come_back_is_refused_with_the_cure() -> None:
             assert "s3cret" not in str(caught.value)
 
 
-def test_what_comes_back_is_not_refused() -> None:
+def test_a_value_that_survives_the_round_trip_is_not_refused() -> None:
     twice = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
     data = {"at": MOMENT, "long": timedelta(days=1), "pair": (1, UUID(int=5)), "none": None}
     values: list[Any] = [

@@ -243,7 +243,7 @@ DECODED: dict[str, Any] = {
 }
 
 
-def test_what_redisson_decodes_is_decoded() -> None:
+def test_bytes_that_redisson_decodes_are_decoded() -> None:
     codec = JsonJacksonCodec()
     for line in (DATA / "redisson_codec_vectors.txt").read_text().splitlines():
         if line.startswith("DEC "):

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_its_directory_is_restored_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_is_restored_with_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "own" / "s"
     socket = ServerSocket(str(path))

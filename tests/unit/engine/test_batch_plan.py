@@ -42,7 +42,7 @@ def add(plan: BatchPlan[int, str], items: Iterable[int], submitted_at: float = 0
         plan.add(item, 1, str(item), submitted_at)
 
 
-def test_time_starts_again_with_each_success() -> None:
+def test_every_success_restarts_the_time_limit() -> None:
     slow = plan(expires_after=5)
     add(slow, [1])
     (first,) = left(slow)
@@ -264,7 +264,7 @@ _EVENTS = st.lists(
 
 
 @given(_EVENTS)
-def test_each_item_leaves_once_in_order_within_the_limits_and_has_one_outcome(
+def test_every_item_leaves_once_in_order_within_the_limits_and_has_one_outcome(
     events: list[tuple[Any, ...]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

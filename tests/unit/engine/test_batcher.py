@@ -219,7 +219,7 @@ async def test_items_submitted_together_have_outcomes_of_their_own(store: Store)
     assert [str(outcome) for outcome in await together] == ["0", "10", "20", "recalled"]
 
 
-async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store: Store) -> None:
+async def test_a_full_batch_follows_the_first_one_on_its_connection(store: Store) -> None:
     store.limit(MIN_SECOND_BATCH=2)
     batcher = store.batcher
     together = [batcher.submit(item, 1) for item in (1, 2)]
@@ -236,7 +236,7 @@ async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store
     assert store.batches == [[1], [2, 3], [4, 5, 6], [7]]
 
 
-async def test_during_a_repetition_nothing_leaves_the_other_gets_its_reply(store: Store) -> None:
+async def test_a_repeated_batch_holds_the_next_one_back_until_its_reply(store: Store) -> None:
     store.limit(MIN_SECOND_BATCH=1)
     batcher = store.batcher
     first, second = batcher.submit(1, 1), batcher.submit(2, 1)
@@ -252,7 +252,7 @@ async def test_during_a_repetition_nothing_leaves_the_other_gets_its_reply(store
     assert await third == 30
 
 
-async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: Store) -> None:
+async def test_two_batches_that_were_not_carried_out_are_repeated_in_order(store: Store) -> None:
     """On separate connections, the second might overtake the first."""
     store.limit(MIN_SECOND_BATCH=1)
     batcher = store.batcher

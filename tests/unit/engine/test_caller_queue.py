@@ -87,7 +87,7 @@ class TestOneSource:
         callers.join(500)
         assert callers.begin(0, max_items=100).size == 100
 
-    def test_while_there_is_more_the_first_callers_get_all_they_want(self) -> None:
+    def test_the_first_callers_are_served_whole_while_there_is_more(self) -> None:
         callers = Callers(1)
         first, second = callers.join(3), callers.join(3, nowait=True)
         callers.begin(0)
@@ -100,7 +100,7 @@ class TestOneSource:
 
 
 class TestSeveralSources:
-    def test_sources_that_have_something_share_what_is_wanted(self) -> None:
+    def test_sources_with_messages_share_the_demand(self) -> None:
         callers = Callers()
         caller = callers.join(10, nowait=True)
         callers.probe(s0=True, s1=True, s2=True)
@@ -156,7 +156,7 @@ class TestSeveralSources:
             callers.end(1, "a")
             assert callers.served() == [caller], hangs_in
 
-    def test_there_is_nothing_only_when_every_source_has_said_so(self) -> None:
+    def test_callers_learn_that_nothing_is_due_once_every_source_has_said_so(self) -> None:
         callers = Callers()
         callers.join(4)
         assert callers.to_probe() == [], "a caller that waits has no source probed"
@@ -234,7 +234,7 @@ def events(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 @example(
     [("join", 5, "a", False), ("begin", 0, 3), ("begin", 1, 2), ("end", 0, 1, False), ("leave", 0)]
 )
-def test_whatever_happens_each_item_goes_to_one_caller_or_back(  # noqa: PLR0912 - one branch for each event
+def test_every_item_goes_to_one_caller_or_back(  # noqa: PLR0912 - one branch for each event
     plan: list[tuple[Any, ...]],
 ) -> None:
     """The model: the items in order, each of them with one caller of its policy, or left."""

@@ -15,7 +15,7 @@ def test_only_messages_that_are_begun_within_a_moment_are_fetched_ahead() -> Non
         assert begun_soon(handlers, took) == messages, (handlers, took)
 
 
-def test_the_mean_follows_the_last_messages() -> None:
+def test_the_mean_duration_follows_the_most_recent_messages() -> None:
     took = moving_mean(None, 1.0)
     assert took == 1.0
     for _ in range(100):
@@ -24,7 +24,7 @@ def test_the_mean_follows_the_last_messages() -> None:
     assert took < 0.01
 
 
-def test_it_follows_the_pace() -> None:
+def test_the_size_of_a_batch_follows_the_pace_of_the_handler() -> None:
     for batch, got, took, following in (
         *((1, 1, 0.0, 4), (64, 64, 0.001, MAX_MESSAGES)),  # quick handling fetches more
         *((100, 100, 60.0, 1), (1, 1, 1.0, 1)),  # slow handling fetches one

@@ -33,7 +33,7 @@ def test_a_lease_is_fresh_for_half_of_its_time() -> None:
 )
 # The server's time is truncated to microseconds, which does not contradict this.
 @example(offset=0.0, answers=[(0.0, 0.0, 0.0), (0.0078125, 0.0, 0.03125)])
-def test_it_is_never_ahead_and_lags_by_the_quickest_answer(
+def test_the_estimated_clock_is_never_ahead_and_lags_by_the_quickest_answer(
     offset: float, answers: list[tuple[float, float, float]]
 ) -> None:
     now = 50.0

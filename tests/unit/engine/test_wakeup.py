@@ -82,7 +82,7 @@ async def desk() -> AsyncIterator[Desk]:
     await desk.background.aclose()
 
 
-async def test_it_tells_for_when_the_timer_was_set_that_led_to_a_call(desk: Desk) -> None:
+async def test_a_call_knows_for_which_moment_its_timer_was_set(desk: Desk) -> None:
     desk.loop.on_due(desk.us(10))
     desk.time.advance(10.01)
     await desk.reply()
@@ -125,7 +125,7 @@ async def test_failures_in_a_row_are_one_line(desk: Desk, caplog: pytest.LogCapt
     assert "broken" in caplog.text
 
 
-async def test_others_are_summoned_if_some_are_dormant(desk: Desk) -> None:
+async def test_other_clients_are_summoned_if_some_are_dormant(desk: Desk) -> None:
     summoned = 0
 
     async def summon(left: int) -> None:

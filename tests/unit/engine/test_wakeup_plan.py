@@ -198,13 +198,13 @@ class TestWakeups:
             desk.notice(through, following)
             assert {second: desk.at(second) for second in calls} == calls, (through, following)
 
-    def test_our_own_notice_changes_nothing(self, desk: Desk) -> None:
+    def test_a_notice_of_its_own_changes_nothing(self, desk: Desk) -> None:
         desk.due(10)
         desk.notice(10, None, client=desk.plan.stagger.client)
         assert desk.goes_first
         assert desk.at(10.1) == 1
 
-    def test_a_wake_up_that_finds_nothing_makes_us_step_back(self) -> None:
+    def test_a_wake_up_that_finds_nothing_delays_the_next_ones_of_this_client(self) -> None:
         for reply in (-1, None):
             desk = Desk()
             desk.plan.stagger.transferred(2, 0.0)
@@ -493,7 +493,7 @@ def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
 
 
 @given(events=_IN_A_CROWD, chance=st.floats(0, 1), first=st.booleans())
-def test_in_a_crowd_a_message_that_others_leave_lying_waits_for_one_re_check(
+def test_a_message_that_a_crowd_overlooks_waits_for_one_re_check(
     events: list[tuple[Any, ...]], chance: float, first: bool
 ) -> None:
     shop = Shop(chance)

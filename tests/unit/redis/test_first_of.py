@@ -56,7 +56,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     return Servers()
 
 
-async def test_the_one_that_was_slow_may_answer_first_and_other_answers_are_handed_over(
+async def test_a_server_that_was_slow_may_answer_first(
     servers: Servers,
 ) -> None:
     for names in ("a", "ab"):
@@ -72,7 +72,7 @@ async def test_the_one_that_was_slow_may_answer_first_and_other_answers_are_hand
         assert {found, *unused} == {*names}
 
 
-async def test_it_is_refused_only_if_every_server_refuses(servers: Servers) -> None:
+async def test_a_call_is_refused_only_if_every_server_refuses(servers: Servers) -> None:
     for kind in (ServerRefused, ServerUnavailable):
         attempts = [servers.answers("a", ServerRefused("no")), servers.answers("b", kind("never"))]
         with pytest.raises(ServerError, match="all: no; never") as caught:

@@ -23,7 +23,7 @@ def test_a_script_that_writes_tries_all_of_its_commands_first() -> None:
         assert all(f"redis.pcall('{command}'" in form.text for command in commands_tried(script))
 
 
-def test_what_takes_tries_what_gives_back_as_well() -> None:
+def test_a_script_that_takes_also_tries_the_commands_that_give_back() -> None:
     for taking in (delayed.TRANSFER, delayed.POLL_PENDING):
         for following in (delayed.GIVE_BACK, delayed.SET_ASIDE):
             assert commands_tried(taking) >= commands(following) - {"PUBLISH"}

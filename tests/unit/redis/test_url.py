@@ -90,7 +90,7 @@ redis://h/-1 redis://h/0x1 rediss://h/1/2
 """
 
 
-def test_what_cannot_be_read_is_refused_without_a_word_of_a_secret() -> None:
+def test_an_unreadable_url_is_refused_without_quoting_a_secret() -> None:
     for url in (
         *("", *NO_ADDRESS.split(), *UNREADABLE.split()),
         *(f"redis+cluster://me:secret@{rest}" for rest in NO_CLUSTER),

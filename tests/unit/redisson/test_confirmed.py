@@ -23,7 +23,7 @@ class Case:
         return [*self.confirmed.in_doubt()]
 
 
-def test_what_the_replicas_have_by_now_is_forgotten() -> None:
+def test_confirmations_that_the_replicas_have_are_forgotten() -> None:
     case = Case()
     case.confirmed.add("a")
     case.now += _REPLICA_LAG

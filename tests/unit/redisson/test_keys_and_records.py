@@ -116,7 +116,7 @@ def test_a_record_is_redissons_byte_for_byte_and_older_forms_are_read() -> None:
 
 
 @given(st.binary(min_size=8, max_size=8), st.binary(max_size=300), st.sampled_from([4, 8]))
-def test_what_was_packed_is_read_again(record_id: bytes, payload: bytes, length_bytes: int) -> None:
+def test_a_packed_record_is_read_back(record_id: bytes, payload: bytes, length_bytes: int) -> None:
     assert payload_of(pack(record_id, payload, length_bytes)) == payload
 
 

@@ -14,7 +14,7 @@ LIMITS = st.none() | st.integers(1, 10**16 - 1)
 
 @given(st.integers(0, 10**16 - 1), HEADERS, st.binary(), LIMITS, LIMITS)
 @settings(max_examples=examples(500))
-def test_what_goes_in_comes_out(
+def test_a_stored_body_is_read_back(
     enqueued: int,
     headers: dict[str, str],
     payload: bytes,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from delayq._reliable.ids import ENDINGS, endings_in, new_block, new_id, partition_of
 
 
-def test_they_need_no_quoting_and_sort_as_they_were_made() -> None:
+def test_generated_ids_need_no_quoting_and_sort_by_creation() -> None:
     ids = [new_id() for _ in range(20_000)]
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{12}", made) for made in ids)
     assert ids == sorted(set(ids))
@@ -27,14 +27,16 @@ def test_a_clock_that_is_set_back_repeats_none(monkeypatch: pytest.MonkeyPatch) 
     assert ids == sorted(set(ids))
 
 
-def test_threads_share_none() -> None:
+def test_threads_never_generate_the_same_id() -> None:
     with ThreadPoolExecutor(8) as pool:
         batches = [*pool.map(lambda _: [new_id() for _ in range(5000)], range(16))]
     assert len(set().union(*batches)) == 16 * 5000
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_makes_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_generates_other_ids_than_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # Time is frozen, so both ids are made in the same millisecond.
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now)
@@ -63,7 +65,7 @@ def test_an_id_lies_in_the_partition_for_which_it_was_made(
     assert list(endings) == sorted(set(endings))
 
 
-def test_there_are_many_for_each_partition() -> None:
+def test_every_partition_has_many_generated_ids() -> None:
     for partitions, least in ((2, 2000), (5, 250), (16, 250), (64, 60)):
         for partition in range(partitions):
             assert len(endings_in(new_block()[0], partition, partitions)) >= least, partitions
@@ -72,6 +74,6 @@ def test_there_are_many_for_each_partition() -> None:
         assert any(endings_in(new_block()[0], partition, 1024) for _ in range(20)), partition
 
 
-def test_no_block_comes_twice() -> None:
+def test_no_block_of_ids_is_generated_twice() -> None:
     blocks = [new_block()[0] for _ in range(10_000)]
     assert blocks == sorted(set(blocks))

@@ -44,7 +44,7 @@ def measure(sampler: Sampler, messages: int, seconds: float) -> int:
     return measured
 
 
-def test_of_many_messages_some_count_for_the_others() -> None:
+def test_the_durations_of_many_messages_are_sampled() -> None:
     sampler = Sampler()
     assert measure(sampler, 256, 0.5) == 256, "few are all measured"
     assert sampler.drain() == {bucket_of(0.5): 256}
@@ -54,7 +54,7 @@ def test_of_many_messages_some_count_for_the_others() -> None:
     assert measure(sampler, 256, 0.5) == 256
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_report_is_read_back() -> None:
     counts = {"o": 7, "h": 5, "f": 0, "d": 2, "e": 1}
     text = packed(counts, {3: 4}, {0: 2, 59: 1})
     assert "f=" not in text
@@ -71,7 +71,7 @@ def test_what_is_written_is_read_again() -> None:
     )
 
 
-def test_what_cannot_be_read_counts_as_nothing() -> None:
+def test_an_unreadable_report_counts_as_nothing() -> None:
     for stored in (b"498737", b"498737 ", b"498737 \xff=1 z=9 o=x =3 q7=1"):
         found = activity_of("h", stored)
         assert (found.seconds, found.start) == (3600, datetime(2026, 11, 23, 17, tzinfo=UTC))

@@ -23,7 +23,7 @@ from delayq._reliable.settings import (
 )
 
 
-def test_what_a_handle_says_is_declared_as_the_server_stores_it() -> None:
+def test_settings_of_a_handle_are_declared_as_the_server_stores_them() -> None:
     Settings().check()
     assert Settings().declared() == {}
     periods = dict.fromkeys(("dedup_window", "keep", "keep_dead"), timedelta(minutes=1))
@@ -36,7 +36,7 @@ def test_what_a_handle_says_is_declared_as_the_server_stores_it() -> None:
     }
 
 
-def test_none_is_a_limit_of_its_own() -> None:
+def test_a_limit_of_none_overrides_the_inherited_one() -> None:
     assert Settings(max_size=None).declared() == {"max_size": "0"}
     assert Settings(max_attempts=None, lease=None).options == {"max_attempts": None}
     limits = Settings(keep_dead=None, max_dead=None).declared()
@@ -68,7 +68,9 @@ def test_stored_settings_are_read_and_what_is_not_stored_is_the_default() -> Non
 
 
 @given(st.lists(st.none() | st.binary(max_size=12), min_size=len(FIELDS), max_size=len(FIELDS)))
-def test_whatever_another_program_has_left_is_read(values: list[bytes | None]) -> None:
+def test_settings_that_other_programs_wrote_are_read_within_bounds(
+    values: list[bytes | None],
+) -> None:
     stored = StoredSettings.of(values)
     public = stored.public()
     assert 1 <= public.partitions <= 1024

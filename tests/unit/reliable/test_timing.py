@@ -197,7 +197,7 @@ def test_seconds_and_the_last_day_of_a_month_are_understood() -> None:
 
 
 @needs_cron
-def test_as_many_moments_as_the_server_is_told_and_all_after_the_given_one() -> None:
+def test_upcoming_moments_are_complete_and_after_the_given_one() -> None:
     now = 1_780_000_000_123_456
     moments = Timing(0, "*/5 * * * *", "UTC").moments(now)
     assert moments == [moments[0] + number * 300_000_000 for number in range(AHEAD)]
@@ -221,7 +221,7 @@ def test_a_timing_that_cannot_work_is_bad_input() -> None:
             timing_of(cron, every, "UTC")
 
 
-def test_a_time_zone_that_others_could_not_find_is_bad_input() -> None:
+def test_a_time_zone_without_a_common_name_is_bad_input() -> None:
     zones: list[Any] = ["Europe/Atlantis", "", "../etc/passwd", "Europe", "UTC+99:00"]
     nameless = tzinfo()  # type: ignore[abstract]
     for zone in (*zones, nameless, timezone(timedelta(seconds=1)), 5):
@@ -246,7 +246,7 @@ def test_a_time_zone_has_one_name_everywhere() -> None:
         assert isinstance(zone, str) or moment.astimezone(zone).utcoffset() == offset, name
 
 
-def test_the_same_timing_has_the_same_text() -> None:
+def test_equal_timings_have_equal_texts() -> None:
     assert (
         timing_of(" 0  3 * * * ", None, BERLIN).text
         == timing_of("0 3 * * *", None, "Europe/Berlin").text

@@ -109,7 +109,7 @@ class RecordingQueue:
         return asyncio.run(call(Recorder(self.calls)))
 
 
-def test_each_method_passes_on_every_argument() -> None:
+def test_every_method_passes_on_every_argument() -> None:
     for owner in (sync.ReliableQueue, sync.DelayedQueue, *PATHS):
         for name, _ in methods(owner):
             queue: Any = RecordingQueue()
@@ -160,7 +160,7 @@ def test_clients_and_queues_are_opened_with_every_setting_that_was_given(
     assert made == [(("redis://127.0.0.1:1",), given)]
 
 
-def test_what_is_wrong_is_refused_where_it_is_written() -> None:
+def test_a_wrong_option_is_refused_by_the_call_that_has_it() -> None:
     client = sync.connect("redis://127.0.0.1:1")
     wrong: Any
     for wrong in ({"name": ""}, {"lease": 0}, {"codec": StringCodec}):

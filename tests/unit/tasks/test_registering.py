@@ -103,7 +103,7 @@ def test_settings_and_options_are_checked_at_once(tasks: Tasks) -> None:
         tasks.task(send_mail).options(dely=3)  # type: ignore[call-arg]
 
 
-def test_what_queues_and_offers_take_has_types_here_too() -> None:
+def test_options_of_queues_and_offers_are_typed_for_tasks_too() -> None:
     queue = inspect.signature(delayq.Client.reliable_queue).parameters
     assert [*SettingsOptions.__annotations__] == [*queue][3:]
     offer = inspect.signature(delayq.ReliableQueue.offer).parameters

@@ -112,7 +112,7 @@ def test_eager_calls_need_no_event_loop() -> None:
     assert done == [1, 0, 0]
 
 
-async def test_what_a_worker_fills_is_provided() -> None:
+async def test_parameters_that_a_worker_fills_are_provided_in_tests() -> None:
     db = Db()
     with eager(tasks, provide={Db: db}):
         await count.offer(1)
@@ -132,7 +132,7 @@ async def test_what_a_worker_fills_is_provided() -> None:
     assert done[-1] == "the message"
 
 
-async def test_what_a_queue_refuses_is_refused_here() -> None:
+async def test_a_call_that_a_queue_refuses_is_refused_in_tests_too() -> None:
     with recorded(tasks) as offers:
         with pytest.raises(BadDelay):
             await chain.options(delay=-1).offer(1)

@@ -53,7 +53,7 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def test_it_calls_once_and_not_before_the_moment(alarm: Any) -> None:
+async def test_an_alarm_calls_once_and_not_before_its_moment(alarm: Any) -> None:
     rings, moments = list[float](), [time.monotonic() + 0.02, time.monotonic() - 5, 0.0, -1.0]
     for number, moment in enumerate(moments, 1):
         alarm.set(moment, lambda: rings.append(time.monotonic()))
@@ -63,7 +63,7 @@ async def test_it_calls_once_and_not_before_the_moment(alarm: Any) -> None:
     assert rings[0] >= moments[0]
 
 
-async def test_only_what_was_set_last_rings(alarm: Any) -> None:
+async def test_only_the_moment_set_last_calls(alarm: Any) -> None:
     rings = list[str]()
     alarm.set(2.0**53, lambda: rings.append("in centuries"))
     alarm.set(time.monotonic() + 0.01, lambda: rings.append("first"))
@@ -97,7 +97,7 @@ async def test_callbacks_run_in_the_context_of_the_timers_maker() -> None:
 @needs_timerfd
 @pytest.mark.usefixtures("frozen")
 class TestTimerfd:
-    async def test_one_timer_needs_one_descriptor_until_it_is_stopped(self) -> None:
+    async def test_a_timer_needs_one_descriptor_until_it_is_stopped(self) -> None:
         before = descriptors()
         timer = HashedWheelTimer()
         assert timer.statistics().alarm is None

@@ -91,7 +91,7 @@ class TestFiring:
         assert bench.fired == []
         assert all(timeout.cancel() for timeout in timeouts)
 
-    def test_what_is_no_duration_is_refused_and_not_counted(self, bench: Bench) -> None:
+    def test_a_timeout_with_a_bad_duration_is_refused_and_not_counted(self, bench: Bench) -> None:
         with pytest.raises(BadDelay) as caught:
             bench.add(math.nan)
         assert isinstance(caught.value, ValueError)
@@ -274,7 +274,9 @@ class TestLimit:
 
 
 class TestStop:
-    def test_it_returns_what_was_pending_each_cancelled_now_and_once(self, bench: Bench) -> None:
+    def test_stop_returns_the_pending_timeouts_and_cancels_every_one_once(
+        self, bench: Bench
+    ) -> None:
         assert HashedWheelTimer().stop() == [], "it was never used"
         fired = bench.add(0.1)
         bench.add(5).cancel()
