@@ -8,7 +8,7 @@ This package has another name than the function, as a submodule of its name woul
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from delayq.errors import ConfigurationError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import HTTPConnection
 
+    from delayq._dashboard.security import DashboardRole
     from delayq.client import Client
 
     Messages = MutableMapping[str, Any]
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
         [Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]],
         Awaitable[None],
     ]
-
-DashboardRole = Literal["viewer", "operator"]
-"""The rights of a visitor: a viewer reads, an operator acts as well."""
 
 _PACKAGES = ("starlette", "jinja2", "itsdangerous")
 

@@ -11,7 +11,6 @@ from starlette.staticfiles import StaticFiles
 
 from delayq._dashboard.board import Board
 from delayq._dashboard.forms import see
-from delayq._dashboard.live import events
 from delayq._dashboard.pages import PAGES
 from delayq._dashboard.pages.login import log_in, log_out
 from delayq._dashboard.security import Guard, SecurityHeaders
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp
 
-    from delayq._dashboard.page import Page
+    from delayq._dashboard.board import Page
     from delayq._dashboard.security import Authenticate
     from delayq.client import Client
 
@@ -66,7 +65,7 @@ def make(
     app = Starlette(
         routes=[
             *(route(page.path, _showing(page), public=page.public) for page in PAGES),
-            route("/events", events),
+            route("/events", Board.live_view),
             # These check logins and forms themselves.
             route("/act", act, "POST", public=True),
             route("/login", log_in, "POST", public=True),

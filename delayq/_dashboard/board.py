@@ -1,9 +1,14 @@
-"""Provides pages and actions with queues, logins and templates."""
+"""The pages of the dashboard, and the board that provides them with queues, logins and templates.
+
+Each module of :mod:`delayq._dashboard.pages` declares a page.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
@@ -13,30 +18,95 @@ from starlette.responses import HTMLResponse, Response
 from delayq._dashboard.forms import Form, whole_number
 from delayq._dashboard.live import Live
 from delayq._dashboard.queues import Cached, Queues
-from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import environment, link
 from delayq._dashboard.security import Guard, is_loopback, same_origin
+from delayq._dashboard.sources import ReliableSource
 from delayq._dashboard.undo import Undos
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
     from jinja2 import Template
     from starlette.requests import Request
 
-    from delayq._dashboard.page import Note, Page
-    from delayq._dashboard.queues import AnySource
     from delayq._dashboard.security import Login
+    from delayq._dashboard.sources import AnySource
     from delayq._engine.session import Session
+    from delayq.admin.catalog import QueueKind
     from delayq.client import Client
+
+    Load = Callable[["Board", Request], Awaitable[Mapping[str, Any]]]
+    # Gets the queue that the form names, of a kind that the action supports.
+    Act = Callable[["Board", Any, Form], Awaitable[Response]]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("delayq")
 
+KINDS: tuple[QueueKind, ...] = ("reliable", "delayed")
 _LOGIN = "delayq.login"
 # Parts of an address that only say how the visitor got there.
 _ONCE = ("done", "count")
+
+
+@dataclass(frozen=True)
+class Note:
+    """The text that a page shows after an action. It never comes from the address.
+
+    Attributes:
+        text: The text; it follows a number if there is a plural.
+        plural: The text after every number except 1.
+        bad: Whether nothing was done.
+    """
+
+    text: str
+    plural: str = ""
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Action:
+    """A change that operators can make. Its form is sent to ``act``, with its name as ``do``."""
+
+    run: Act
+    kinds: tuple[QueueKind, ...] = KINDS
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page, and the actions whose forms it has.
+
+    Attributes:
+        path: The address below the dashboard's. The pages are all on one level, since their links
+            are relative.
+        template: The file that shows the page.
+        load: Reads the values that the template shows. Raises HTTPException.
+        label: The name in the navigation; empty for pages that other pages lead to.
+        scope: The navigation that lists the page: of the whole server, or of each queue.
+        kinds: The queues that have this page.
+        refresh: The time until the page reloads itself where scripts do not run (s); 0 for never.
+        operators: Whether the navigation lists the page for operators only.
+        public: Whether the page is shown without a login.
+        actions: The actions by name. A name belongs to one page.
+        notes: The texts that these actions lead to, by the value of ``done`` in the address.
+    """
+
+    path: str
+    template: str
+    load: Load
+    label: str = ""
+    scope: Literal["", "server", "queue"] = ""
+    kinds: tuple[QueueKind, ...] = KINDS
+    refresh: int = 0
+    operators: bool = False
+    public: bool = False
+    actions: Mapping[str, Action] = field(default_factory=dict)
+    notes: Mapping[str, Note] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return the address in links."""
+        return self.path.removeprefix("/")
 
 
 class Board:
@@ -55,7 +125,7 @@ class Board:
         self.guard = guard
         self.queues = Queues(self.session, queues)
         self.undos = Undos()
-        self.live = Live(self._live_parts)
+        self.live = Live()
         self._pages = {page.template.removesuffix(".html"): page for page in pages}
         self._templates = environment()
         self._templates.globals |= {"title": title, "site": pages}
@@ -178,6 +248,19 @@ class Board:
             "exposed": self._is_exposed(request),
         }
 
+    async def live_view(self, request: Request) -> Response:
+        """Send the live parts of a page until the viewer leaves. Raises HTTPException."""
+        page = self._pages.get(request.query_params.get("page", "queue"))
+        if page is None or not _live_blocks(self._templates.get_template(page.template)):
+            raise HTTPException(404, "There is no such page, or it has no live parts.")
+        login = self.login(request)
+        # The name of a visitor whom the host application knows is the browser's choice.
+        owner = None if login is None or login.hosted else login.name
+        may_act = self.may_act(request)
+        render = partial(self._live_parts, page, request, may_act)
+        query = tuple(sorted(request.query_params.multi_items()))
+        return await self.live.view((page.path, query, may_act), render, owner, operator=may_act)
+
     async def _live_parts(self, page: Page, request: Request, may_act: bool) -> dict[str, str]:
         template = self._templates.get_template(page.template)
         values = {**await page.load(self, request), **self._shared(request, page, may_act=may_act)}
@@ -207,21 +290,14 @@ class Board:
 
         Both are rebuilt, so that a link to the login cannot lead to another site.
         """
-        page, _, query = address.removeprefix("./").partition("?")
-        if page not in {each.name for each in self._pages.values()}:
+        name, _, query = address.removeprefix("./").partition("?")
+        if name not in {page.name for page in self._pages.values()}:
             return "./", {}
         try:
             parameters = dict(parse_qsl(query, max_num_fields=20))
         except ValueError:
             return "./", {}
-        return page or "./", {name: each for name, each in parameters.items() if name not in _ONCE}
-
-    def live_page(self, name: str) -> Page:
-        """Return a page with live parts by the name of its template. Raises HTTPException."""
-        page = self._pages.get(name)
-        if page is None or not _live_blocks(self._templates.get_template(page.template)):
-            raise HTTPException(404, "There is no such page, or it has no live parts.")
-        return page
+        return name or "./", {key: value for key, value in parameters.items() if key not in _ONCE}
 
     def _note(self, request: Request) -> tuple[str, bool]:
         note = self._notes.get(request.query_params.get("done", ""))

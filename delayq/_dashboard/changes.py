@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delayq._dashboard.steps import AT_A_TIME
+from delayq._dashboard.sources import AT_A_TIME
 from delayq._dashboard.undo import MOST_BYTES, PerhapsUndone, Undo, Undone
 from delayq.errors import OutcomeUnknown, ServerError
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from delayq._dashboard.board import Board
-    from delayq._dashboard.queues import AnySource
-    from delayq._dashboard.rows import Place, Row
+    from delayq._dashboard.rows import MessageRef, Row
+    from delayq._dashboard.sources import AnySource
 
 MAX_MESSAGES = 10_000
 """The most messages that one action changes."""
@@ -21,49 +21,47 @@ MAX_MESSAGES = 10_000
 _OVERHEAD = 1000
 
 
-async def places_in(source: AnySource, state: str) -> list[Place]:
-    """Return the places of the first messages in one state."""
-    places: list[Place] = []
+async def refs_in(source: AnySource, state: str) -> list[MessageRef]:
+    """Return references to the first messages in one state."""
+    refs: list[MessageRef] = []
     for pages in await source.search_pages([state]):
         at = 0
-        while (
-            at < pages.count and len(places) < MAX_MESSAGES and (rows := await pages.page(at, 100))
-        ):
-            places += [row.place for row in rows if row is not None and row.place is not None]
+        while at < pages.count and len(refs) < MAX_MESSAGES and (rows := await pages.page(at, 100)):
+            refs += [row.ref for row in rows if row is not None and row.ref is not None]
             at += len(rows)
     # A message that moves during the reading is listed twice.
-    return [*dict.fromkeys(places)][:MAX_MESSAGES]
+    return [*dict.fromkeys(refs)][:MAX_MESSAGES]
 
 
 class Changed(NamedTuple):
     """The effect of an action.
 
     Attributes:
-        places: The messages that were changed, where they are now, or were.
+        refs: The messages that were changed, where they are now, or were.
         undo: A token to undo it; empty if that cannot be.
         is_whole: Whether all steps were carried out. If not, the server failed in between.
     """
 
-    places: list[Place]
+    refs: list[MessageRef]
     undo: str
     is_whole: bool = True
 
 
 async def cancel(
-    board: Board, source: AnySource, places: Sequence[Place], *, running: bool = False
+    board: Board, source: AnySource, refs: Sequence[MessageRef], *, running: bool = False
 ) -> Changed:
     """Remove messages, step by step."""
-    done: list[Place] = []
+    done: list[MessageRef] = []
     restorable: list[Row] = []
     count = size = 0
     is_whole = True
-    for batch in _steps([*dict.fromkeys(places)]):
+    for batch in _steps([*dict.fromkeys(refs)]):
         rows: list[Row] = []
         try:
-            rows = await source.look_at(batch)
-            removed = await source.cancel([_place_of(row) for row in rows], running=running)
+            rows = await source.find_live(batch)
+            removed = await source.cancel([_ref_of(row) for row in rows], running=running)
             removed_rows = [row for row, is_gone in zip(rows, removed, strict=True) if is_gone]
-            done += [_place_of(row) for row in removed_rows]
+            done += [_ref_of(row) for row in removed_rows]
         except ServerError as error:
             unknown = isinstance(error, OutcomeUnknown) or not await _are_there(source, rows)
             if not done and not (rows and unknown):
@@ -109,65 +107,65 @@ class _Moved(NamedTuple):
     """A message that has another delay, where it is now. Moments are in microseconds.
 
     Attributes:
-        place: Its new place.
+        ref: Its new reference.
         due_us: When it was due before.
-        enqueued_us: When it was offered; None in a delayed queue, whose places are never reused.
+        enqueued_us: When it was offered; None in a delayed queue, where references are not reused.
     """
 
-    place: Place
+    ref: MessageRef
     due_us: int
     enqueued_us: int | None
 
 
 async def reschedule(
-    board: Board, source: AnySource, places: Sequence[Place], delay_us: int
+    board: Board, source: AnySource, refs: Sequence[MessageRef], delay_us: int
 ) -> Changed:
     """Give messages another delay, in microseconds, step by step."""
     rescheduled: list[_Moved] = []
     is_whole = True
-    for batch in _steps([*dict.fromkeys(places)]):
+    for batch in _steps([*dict.fromkeys(refs)]):
         try:
-            rows = await source.look_at(batch)
-            new_places = await source.reschedule([_place_of(row) for row in rows], delay_us)
+            rows = await source.find_live(batch)
+            new_refs = await source.reschedule([_ref_of(row) for row in rows], delay_us)
         except ServerError:
             if not rescheduled:
                 raise
             is_whole = False
             break
-        pairs = zip(new_places, rows, strict=True)
+        pairs = zip(new_refs, rows, strict=True)
         rescheduled += [
             _Moved(new, row.due_us or 0, row.enqueued_us) for new, row in pairs if new is not None
         ]
     if not rescheduled:
         return Changed([], "", is_whole)
-    done, size = [message.place for message in rescheduled], len(rescheduled) * _OVERHEAD
+    done, size = [message.ref for message in rescheduled], len(rescheduled) * _OVERHEAD
     restored: list[int] = []
 
     async def undo() -> Undone:
         while rescheduled:
             batch, now = rescheduled[:AT_A_TIME], await board.now()
-            current_rows = await source.look_at([message.place for message in batch])
+            current_rows = await source.find_live([message.ref for message in batch])
             # A message that was offered meanwhile may have the id of one that is gone.
-            offered = {row.place: row.enqueued_us for row in current_rows}
+            offered = {row.ref: row.enqueued_us for row in current_rows}
             unchanged = [
-                message for message in batch if offered.get(message.place) == message.enqueued_us
+                message for message in batch if offered.get(message.ref) == message.enqueued_us
             ]
-            moves = [(message.place, max(0, message.due_us - now)) for message in unchanged]
+            moves = [(message.ref, max(0, message.due_us - now)) for message in unchanged]
             back = await source.reschedule_each(moves)
-            restored.append(sum(place is not None for place in back))
+            restored.append(sum(ref is not None for ref in back))
             del rescheduled[:AT_A_TIME]
         return Undone(sum(restored))
 
     return Changed(done, board.undos.keep(Undo(undo, len(done), size)), is_whole)
 
 
-def _steps(places: Sequence[Place]) -> Iterator[Sequence[Place]]:
-    return (places[at : at + AT_A_TIME] for at in range(0, len(places), AT_A_TIME))
+def _steps(refs: Sequence[MessageRef]) -> Iterator[Sequence[MessageRef]]:
+    return (refs[at : at + AT_A_TIME] for at in range(0, len(refs), AT_A_TIME))
 
 
 async def _are_there(source: AnySource, rows: Sequence[Row]) -> bool:
     try:
-        return len(await source.look_at([_place_of(row) for row in rows])) == len(rows)
+        return len(await source.find_live([_ref_of(row) for row in rows])) == len(rows)
     except ServerError:
         return False
 
@@ -178,6 +176,6 @@ def _size_of(row: Row) -> int:
     return len(row.payload or b"") + len(row.error) + headers + _OVERHEAD
 
 
-def _place_of(row: Row) -> Place:
-    assert row.place is not None
-    return row.place
+def _ref_of(row: Row) -> MessageRef:
+    assert row.ref is not None
+    return row.ref

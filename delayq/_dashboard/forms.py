@@ -18,8 +18,8 @@ from delayq.errors import BadInput
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from delayq._dashboard.queues import AnySource
-    from delayq._dashboard.rows import Place
+    from delayq._dashboard.rows import MessageRef
+    from delayq._dashboard.sources import AnySource
 
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 NO_DELAY: dict[str, Any] = {"delay": "60", "unit": "seconds", "wrong": {}}
@@ -77,23 +77,23 @@ class Form:
         """Return kind and name of the form's queue."""
         return self.get("kind"), unquote(self.get("name"))
 
-    def place(self, source: AnySource) -> Place:
-        """Return the place of the form's message.
+    def ref(self, source: AnySource) -> MessageRef:
+        """Return the reference to the form's message.
 
         Raises:
-            HTTPException: There can be no message at this place.
+            HTTPException: The queue can hold no such message.
         """
-        place = unpacked(self.get("at"))
-        if place is None or not source.may_hold(place):
+        ref = unpacked(self.get("at"))
+        if ref is None or not source.may_hold(ref):
             raise HTTPException(400, "Unknown message.")
-        return place
+        return ref
 
-    def places(self) -> list[Place] | None:
-        """Return the places of the selected messages; None for all messages of the list."""
+    def refs(self) -> list[MessageRef] | None:
+        """Return references to the selected messages; None for all messages of the list."""
         if self.get("all") == "1":
             return None if self.get("sure") == "1" else []
         refs = map(unpacked, self._fields.get("at", []))
-        return [place for place in refs if place is not None]
+        return [ref for ref in refs if ref is not None]
 
     def shown_at(self) -> datetime:
         """Return the moment at which the page of a form on all dead letters was read.

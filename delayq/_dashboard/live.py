@@ -18,21 +18,19 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from delayq._dashboard.health import SECOND
-from delayq._dashboard.queues import AnySource, Cached
+from delayq._dashboard.queues import Cached
+from delayq._dashboard.sources import AnySource
 from delayq.errors import Closed, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
-    from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from delayq._dashboard.board import Board
-    from delayq._dashboard.page import Page
-    from delayq._dashboard.reliable_source import ReliableSource
+    from delayq._dashboard.sources import ReliableSource
     from delayq.stats import QueueDepth, WorkerInfo
 
-    Render = Callable[[Page, Request, bool], Coroutine[None, None, dict[str, str]]]
+    Render = Callable[[], Coroutine[None, None, dict[str, str]]]
 
 S = TypeVar("S", bound=AnySource)
 T = TypeVar("T")
@@ -57,15 +55,6 @@ _GAP = 3 * _EVERY
 _MOST_WATCHED = 2000
 # Maximum number of queues that are asked at a time.
 _AT_ONCE = 50
-
-
-async def events(board: Board, request: Request) -> Response:
-    """Send the live parts of a page until the viewer leaves."""
-    page = board.live_page(request.query_params.get("page", "queue"))
-    login = board.login(request)
-    # The name of a visitor whom the host application knows is the browser's choice.
-    owner = None if login is None or login.hosted else login.name
-    return await board.live.view(page, request, owner, operator=board.may_act(request))
 
 
 class Trail:
@@ -164,8 +153,7 @@ class Answers(Generic[S, T]):
 class Live:
     """The queues and pages that have viewers. However many view one, the server is asked once."""
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
+    def __init__(self) -> None:
         # By login, besides all together, and those of visitors who may not act.
         self._streams: Counter[str] = Counter()
         self._depths: Answers[AnySource, QueueDepth] = Answers(lambda source: source.depth())
@@ -197,9 +185,15 @@ class Live:
     # Views
 
     async def view(
-        self, page: Page, request: Request, owner: str | None, *, operator: bool
+        self, key: tuple[object, ...], render: Render, owner: str | None, *, operator: bool
     ) -> Response:
-        """Begin a live view, of the login ``owner`` if there is one.
+        """Begin a live view.
+
+        Args:
+            key: What the view depends on: viewers with an equal key share what is rendered.
+            render: Renders the live parts.
+            owner: The viewer's login; None without one.
+            operator: Whether the viewer may act.
 
         Raises:
             HTTPException: There are too many, or there is nothing to see.
@@ -217,7 +211,7 @@ class Live:
         self._streams.update(bounds.keys())
         on_close = partial(self._close_view, bounds.keys())
         try:
-            parts = self._parts(page, request, operator)
+            parts = self._views.setdefault(key, Cached(partial(_event_of, render)))
             # The view tells of a server that is away, and lasts until that is back.
             with suppress(DelayqError):
                 await parts.at_most(_FRESH)
@@ -234,14 +228,9 @@ class Live:
         # Drops the names that have none left.
         self._streams = +self._streams
 
-    def _parts(self, page: Page, request: Request, operator: bool) -> Cached[str]:
-        """Return the live parts of a page, shared by all viewers who may do the same."""
 
-        async def ask() -> str:
-            return f"data: {json.dumps(await self._render(page, request, operator))}\n\n"
-
-        key = page.path, tuple(sorted(request.query_params.multi_items())), operator
-        return self._views.setdefault(key, Cached(ask))
+async def _event_of(render: Render) -> str:
+    return f"data: {json.dumps(await render())}\n\n"
 
 
 async def _events(parts: Cached[str]) -> AsyncIterator[str]:

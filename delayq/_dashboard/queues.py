@@ -6,8 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._dashboard.delayed_source import DelayedSource
-from delayq._dashboard.reliable_source import ReliableSource
+from delayq._dashboard.sources import DelayedSource, ReliableSource
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.catalog import count_partitions, find_queues
@@ -16,6 +15,7 @@ from delayq.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
+    from delayq._dashboard.sources import AnySource
     from delayq._engine.session import Session
     from delayq.admin.catalog import QueueKind
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     PartitionCounts = dict[tuple[QueueKind, str], int]
 
 T = TypeVar("T")
-
-AnySource = DelayedSource | ReliableSource
 
 # How long a search counts, in seconds.
 _MAX_AGE = 2.0

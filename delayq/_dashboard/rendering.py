@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote_to_bytes, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from delayq._dashboard.health import SECOND, late_us, states, undeliverable
-from delayq._dashboard.rows import Place
+from delayq._dashboard.rows import MessageRef
 from delayq._durations import MICROSECOND
 from delayq._reliable.limits import write_limit
 from delayq.admin.wording import describe_limit
@@ -22,8 +22,8 @@ from delayq.admin.wording import describe_limit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq._dashboard.queues import AnySource
     from delayq._dashboard.rows import Row
+    from delayq._dashboard.sources import AnySource
     from delayq._reliable.limits import Limit
 
 # Maximum number of characters of a payload on a page, and in a row of a list.
@@ -37,7 +37,7 @@ _LAST = 253402300799 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEPS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _SCORE = re.compile(r"-?([0-9]{1,400}(\.[0-9]{1,400})?(e[+-]?[0-9]{1,4})?|inf)")
-_PLACE = re.compile("([0-9]{0,4})/([^/]*)/(.+)", re.DOTALL)
+_REF = re.compile("([0-9]{0,4})/([^/]*)/(.+)", re.DOTALL)
 
 
 def pretty(payload: bytes | None) -> tuple[str, str]:
@@ -150,30 +150,30 @@ def size(value: bytes | None) -> str:
     return f"{count:,} B" if count < 10_000 else f"{count / 1024:,.0f} KiB"
 
 
-def name_of(place: Place) -> str:
+def name_of(ref: MessageRef) -> str:
     """Return a message's id as it is shown."""
-    if place.due:
-        return (place.id[1:] if len(place.id) == 9 else place.id).hex()
-    return place.id.decode(errors="replace")
+    if ref.due:
+        return (ref.id[1:] if len(ref.id) == 9 else ref.id).hex()
+    return ref.id.decode(errors="replace")
 
 
-def packed(place: Place) -> str:
-    """Pack a place into one word, for addresses and forms.
+def packed(ref: MessageRef) -> str:
+    """Pack a reference into one word, for addresses and forms.
 
     Any id is accepted, even one that is not text.
     """
-    return f"{place.partition or ''}/{quote(place.due, safe='')}/{quote(place.id, safe='')}"
+    return f"{ref.partition or ''}/{quote(ref.due, safe='')}/{quote(ref.id, safe='')}"
 
 
-def unpacked(word: str) -> Place | None:
-    """Unpack a place from a word. Returns None if the word is not a place."""
-    if (parts := _PLACE.fullmatch(word)) is None:
+def unpacked(word: str) -> MessageRef | None:
+    """Unpack a reference from a word; None if the word is not one."""
+    if (parts := _REF.fullmatch(word)) is None:
         return None
     partition, due, name = parts.groups()
     due = unquote_to_bytes(due).decode(errors="replace")
     if due and not _is_score(due):
         return None
-    return Place(unquote_to_bytes(name), int(partition or 0), due)
+    return MessageRef(unquote_to_bytes(name), int(partition or 0), due)
 
 
 def _is_score(text: str) -> bool:
@@ -192,8 +192,8 @@ def link(
     query: dict[str, Any] = {}
     if source is not None:
         query |= {"kind": source.kind, "name": source.name}
-    if row is not None and row.place is not None:
-        query["at"] = packed(row.place)
+    if row is not None and row.ref is not None:
+        query["at"] = packed(row.ref)
     query |= {name: value for name, value in params.items() if value}
     return page + ("?" + urlencode(query) if query else "")
 

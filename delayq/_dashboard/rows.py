@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where to find one message again.
+class MessageRef:
+    """What finds one message again.
 
     Attributes:
         id: The message's id.
@@ -34,7 +34,7 @@ class Place:
 class Row:
     """A message, as it is shown. Moments are in microseconds; unknown ones are None."""
 
-    place: Place | None
+    ref: MessageRef | None
     state: str
     payload: bytes | None
     due_us: int | None = None
@@ -56,12 +56,12 @@ class Row:
     @property
     def is_restorable(self) -> bool:
         """Whether it can be offered again, which takes an id that is text and a readable body."""
-        if self.place is None or self.payload is None or self.state == "unreadable":
+        if self.ref is None or self.payload is None or self.state == "unreadable":
             return False
-        if self.place.due:
+        if self.ref.due:
             return True
         try:
-            self.place.id.decode()
+            self.ref.id.decode()
         except UnicodeDecodeError:
             return False
         return self.enqueued_us is not None
@@ -102,19 +102,19 @@ class Listing:
 
 
 def of_record(record: PendingRecord) -> Row:
-    place = Place(record.start, 0, record.score.decode(errors="replace"))
+    ref = MessageRef(record.start, 0, record.score.decode(errors="replace"))
     payload = record.payload
     state = "unreadable" if payload is None else "delayed"
-    return Row(place, state, record.record if payload is None else payload, record.due_us)
+    return Row(ref, state, record.record if payload is None else payload, record.due_us)
 
 
-def of_message(place: Place, stored: StoredMessage, times: MessageTimes | None = None) -> Row:
+def of_message(ref: MessageRef, stored: StoredMessage, times: MessageTimes | None = None) -> Row:
     parts = _body(stored.body)
     leased = stored.state == "leased"
     due_us = stored.moment_us if not leased else None if times is None else times.due_us
     line, error = unpack_error(stored.error or "")
     return Row(
-        place,
+        ref,
         stored.state,
         parts.payload,
         due_us=due_us,
@@ -132,16 +132,16 @@ def of_message(place: Place, stored: StoredMessage, times: MessageTimes | None =
     )
 
 
-def of_letter(place: Place, stored: StoredLetter) -> Row:
+def of_letter(ref: MessageRef, stored: StoredLetter) -> Row:
     try:
         death, body = parse_letter(stored.letter)
     except ValueError:
         # A letter that cannot be read must not hide the others.
-        return Row(place, "dead", stored.letter, died_us=stored.died_us, reason="unreadable")
+        return Row(ref, "dead", stored.letter, died_us=stored.died_us, reason="unreadable")
     parts = _body(body)
     line, error = unpack_error(str(death.get("error") or ""))
     return Row(
-        place,
+        ref,
         "dead",
         parts.payload,
         died_us=stored.died_us,

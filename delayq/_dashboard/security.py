@@ -15,7 +15,7 @@ import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from itsdangerous import BadSignature, TimestampSigner
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from delayq._dashboard import DashboardRole
+DashboardRole = Literal["viewer", "operator"]
+"""The rights of a visitor: a viewer reads, an operator acts as well."""
 
+if TYPE_CHECKING:
     Authenticate = Callable[
         [HTTPConnection], DashboardRole | Awaitable[DashboardRole | None] | None
     ]

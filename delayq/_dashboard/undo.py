@@ -65,9 +65,7 @@ class Undos:
         if undo.size > MOST_BYTES:
             return ""
         # The latest action counts most.
-        while (
-            sum(kept_undo.size for _, kept_undo in self._entries.values()) + undo.size > MOST_BYTES
-        ):
+        while sum(stored.size for _, stored in self._entries.values()) + undo.size > MOST_BYTES:
             del self._entries[next(iter(self._entries))]
         token = secrets.token_urlsafe(16)
         self._entries[token] = time.monotonic() + LASTS, undo
@@ -90,7 +88,7 @@ class Undos:
         try:
             return await entry[1].run(), entry[1].count
         except BaseException:
-            in_time = sorted([*self._entries.items(), (token, entry)], key=lambda each: each[1][0])
+            in_time = sorted([*self._entries.items(), (token, entry)], key=lambda item: item[1][0])
             self._entries = dict(in_time)
             self._forget()
             raise

@@ -16,9 +16,8 @@ from urllib.parse import quote
 import pytest
 
 from delayq import DuplicateMessage, Limit, Offer, OutcomeUnknown, ReliableQueue, connect, dashboard
-from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.pages import PAGES
-from delayq._dashboard.steps import AT_A_TIME
+from delayq._dashboard.sources import AT_A_TIME, DelayedSource
 from delayq._dashboard.undo import Undo, Undone, Undos
 from delayq._redis.client import RedisClient
 from delayq._redisson.keys import DelayedKeys
@@ -402,7 +401,7 @@ async def many_in_both(client: Client) -> Callable[[str], Awaitable[list[int]]]:
     [
         # For a reliable queue, the undo also finds out what the failed step has done.
         (JOBS, ReliableQueue, "offer_many", ""),
-        (ORDERS, DelayedSource, "look_at", ""),
+        (ORDERS, DelayedSource, "find_live", ""),
         (ORDERS, DelayedStore, "send", f"{AT_A_TIME} messages may be back"),
     ],
 )
@@ -493,7 +492,7 @@ async def test_messages_behind_expired_ones_are_found_once(
 async def test_a_page_looks_at_a_bounded_number_of_expired_messages(
     client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.reliable_source._FARTHEST", 300)
+    monkeypatch.setattr("delayq._dashboard.sources._FARTHEST", 300)
     jobs = client.reliable_queue("jobs", partitions=2)
     await expired_in_front(jobs, raw, 1000, 120)
     shown = await page(reader, f"{JOBS}&state=ready")

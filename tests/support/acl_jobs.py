@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq import Limit, Offer
-from delayq._dashboard.delayed_source import DelayedSource
-from delayq._dashboard.reliable_source import ReliableSource
+from delayq._dashboard.sources import DelayedSource, ReliableSource
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.store import POLL_PENDING, TRANSFER
 from delayq._reliable.keys import ReliableKeys
@@ -161,11 +160,11 @@ async def show(board: DelayedSource | ReliableSource) -> None:
         searched = [row for partition in pages for row in await partition.page(0, 9)]
         for row in (await board.page(state, 0, 9)).rows:
             assert row in searched
-            if row.place is not None:
-                assert await board.find(row.place, dead=state == "dead")
-                assert state == "dead" or await board.look_at([row.place])
-            if row.place is not None and isinstance(board, ReliableSource):
-                assert await board.look_up(row.place.id.decode())
+            if row.ref is not None:
+                assert await board.find(row.ref, dead=state == "dead")
+                assert state == "dead" or await board.find_live([row.ref])
+            if row.ref is not None and isinstance(board, ReliableSource):
+                assert await board.find_by_id(row.ref.id.decode())
     if isinstance(board, ReliableSource):
         assert len(await board.letters()) == 1
 
@@ -176,8 +175,8 @@ async def delayed_admin(place: Place) -> None:
     queue: DelayedQueue[Any] = place.client.delayed_queue(NAME)
     board = DelayedSource(place.client.session, NAME)
     row = (await board.page("delayed", 0, 1)).rows[0]
-    assert row.place is not None
-    (moved,) = await board.reschedule([row.place], 10_000_000)
+    assert row.ref is not None
+    (moved,) = await board.reschedule([row.ref], 10_000_000)
     assert moved is not None
     assert await board.cancel([moved]) == [True]
     assert await queue.pending.clear()

@@ -20,7 +20,7 @@ from delayq._dashboard.pages import (
 )
 
 if TYPE_CHECKING:
-    from delayq._dashboard.page import Page
+    from delayq._dashboard.board import Page
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,

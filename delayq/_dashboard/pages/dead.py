@@ -10,9 +10,9 @@ from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 
+from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import UNITS, farthest, offset_of, see, whole_number
 from delayq._dashboard.health import SECOND
-from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.pages.queue import PER_PAGE
 from delayq._dashboard.rendering import link
 from delayq._durations import moment_us
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.reliable_source import ReliableSource
     from delayq._dashboard.rows import Row
+    from delayq._dashboard.sources import ReliableSource
 
 
 async def load_letters(board: Board, request: Request) -> Mapping[str, Any]:
@@ -52,26 +52,26 @@ async def load_letters(board: Board, request: Request) -> Mapping[str, Any]:
 
 
 async def redrive(board: Board, source: ReliableSource, form: Form) -> Response:
-    if (refs := form.places()) is None:
+    if (refs := form.refs()) is None:
         count = await letters.redrive(
             await source.all_stores(), LetterQuery(died_before=form.shown_at())
         )
     elif not refs:
         return see("dead", source, done="unchosen")
     else:
-        count = await source.redrive([place for place in refs if source.may_hold(place)])
+        count = await source.redrive([ref for ref in refs if source.may_hold(ref)])
     return see("dead", source, done="redriven", count=str(count))
 
 
 async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
-    if (refs := form.places()) is None:
+    if (refs := form.refs()) is None:
         count = await letters.purge(
             await source.all_stores(), LetterQuery(died_before=form.shown_at())
         )
     elif not refs:
         return see("dead", source, done="unchosen")
     else:
-        count = await source.purge_dead([place for place in refs if source.may_hold(place)])
+        count = await source.purge_dead([ref for ref in refs if source.may_hold(ref)])
     return see("dead", source, done="purged", count=str(count))
 
 
@@ -246,14 +246,14 @@ def _cause(texts: Mapping[str, str]) -> tuple[GroupBy, str] | None:
 
 
 async def redrive_matching(board: Board, source: ReliableSource, form: Form) -> Response:
-    if form.places() is not None:
+    if form.refs() is not None:
         return _unchosen(source, form)
     count = await letters.redrive(await source.all_stores(), _query_in(form))
     return see("dead", source, done="redriven", count=str(count), undo="no")
 
 
 async def purge_matching(board: Board, source: ReliableSource, form: Form) -> Response:
-    if form.places() is not None:
+    if form.refs() is not None:
         return _unchosen(source, form)
     count = await letters.purge(await source.all_stores(), _query_in(form))
     return see("dead", source, done="purged", count=str(count), undo="no")

@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import see
-from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.rendering import link
 from delayq._durations import moment_us
 from delayq._reliable.limits import Limit, write_limit
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.reliable_source import ReliableSource
+    from delayq._dashboard.sources import ReliableSource
 
 _PER_PAGE = 50
 

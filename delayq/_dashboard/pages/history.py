@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from delayq._dashboard.page import Page
+from delayq._dashboard.board import Page
 from delayq.stats import Activity, Spread
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _HEIGHT = 40.0
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of a chart: its place and height, and the text that explains it."""
+    """One bar of a chart: its position and height, and the text that explains it."""
 
     x: int
     y: float

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from delayq._dashboard.board import Note, Page
 from delayq._dashboard.forms import see
-from delayq._dashboard.page import Note, Page
 from delayq._dashboard.security import LATE
 
 if TYPE_CHECKING:

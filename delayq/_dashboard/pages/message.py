@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
+from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import NO_DELAY, UNITS, see
-from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.pages.queue import see_changed
-from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed, unpacked
+from delayq._dashboard.sources import ReliableSource
 from delayq._durations import MICROSECOND
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.queues import AnySource
-    from delayq._dashboard.rows import Place, Row
+    from delayq._dashboard.rows import MessageRef, Row
+    from delayq._dashboard.sources import AnySource
     from delayq._reliable.outcomes import Attempt, MessageHistory
 
 
@@ -130,15 +130,15 @@ def _us(moment: datetime) -> int:
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
-    place = unpacked(request.query_params.get("at", ""))
+    ref = unpacked(request.query_params.get("at", ""))
     dead = request.query_params.get("dead") == "1"
-    return await _values(board, await board.source(request), place, dead=dead)
+    return await _values(board, await board.source(request), ref, dead=dead)
 
 
 async def _values(
-    board: Board, source: AnySource, place: Place | None, *, dead: bool
+    board: Board, source: AnySource, ref: MessageRef | None, *, dead: bool
 ) -> dict[str, Any]:
-    row = await source.find(place, dead=dead) if place is not None else None
+    row = await source.find(ref, dead=dead) if ref is not None else None
     if row is None:
         raise HTTPException(
             404, "This message no longer exists: it was delivered, cancelled, moved or dropped."
@@ -156,21 +156,21 @@ async def _values(
 
 
 async def cancel(board: Board, source: AnySource, form: Form) -> Response:
-    changed = await changes.cancel(board, source, [form.place(source)])
+    changed = await changes.cancel(board, source, [form.ref(source)])
     return see_changed(source, source.states[0], "cancelled", changed)
 
 
 async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
-    place = form.place(source)
+    ref = form.ref(source)
     try:
         delay = form.delay_us()
     except HTTPException as error:
-        values = await _values(board, source, place, dead=False)
+        values = await _values(board, source, ref, dead=False)
         return await board.refused(form, PAGE, **values | form.refused_delay(error))
-    changed = await changes.reschedule(board, source, [place], delay)
-    if not changed.places:
+    changed = await changes.reschedule(board, source, [ref], delay)
+    if not changed.refs:
         return see("queue", source, done="gone")
-    at = packed(changed.places[0])
+    at = packed(changed.refs[0])
     return see("message", source, at=at, done="rescheduled", undo=changed.undo)
 
 

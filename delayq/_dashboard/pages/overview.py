@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from delayq._dashboard.board import Page
 from delayq._dashboard.forms import whole_number
 from delayq._dashboard.health import STATES, late_us, states, undeliverable
-from delayq._dashboard.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.health import State
     from delayq._dashboard.live import Trail
-    from delayq._dashboard.queues import AnySource
+    from delayq._dashboard.sources import AnySource
     from delayq.stats import QueueDepth
 
 _PER_PAGE = 100

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
+from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, see
 from delayq._dashboard.health import count_in, late_us
-from delayq._dashboard.page import Action, Note, Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.changes import Changed
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.queues import AnySource
-    from delayq._dashboard.reliable_source import ReliableSource
-    from delayq._dashboard.rows import Place
+    from delayq._dashboard.rows import MessageRef
+    from delayq._dashboard.sources import AnySource, ReliableSource
     from delayq.admin.delayed import PurgeState
 
 
@@ -81,9 +80,9 @@ async def resume(board: Board, source: ReliableSource, form: Form) -> Response:
 
 async def cancel_many(board: Board, source: AnySource, form: Form) -> Response:
     state = _state(source, form)
-    if not (places := await _selected(source, state, form)):
+    if not (refs := await _selected(source, state, form)):
         return see("queue", source, state=state, done="unselected")
-    changed = await changes.cancel(board, source, places, running=state == "leased")
+    changed = await changes.cancel(board, source, refs, running=state == "leased")
     return see_changed(source, state, "cancelled_many", changed)
 
 
@@ -105,9 +104,9 @@ async def run_now(board: Board, source: AnySource, form: Form) -> Response:
 async def _reschedule(
     board: Board, source: AnySource, form: Form, state: str, delay_us: int
 ) -> Response:
-    if not (places := await _selected(source, state, form)):
+    if not (refs := await _selected(source, state, form)):
         return see("queue", source, state=state, done="unselected")
-    changed = await changes.reschedule(board, source, places, delay_us)
+    changed = await changes.reschedule(board, source, refs, delay_us)
     return see_changed(source, state, "rescheduled_many", changed)
 
 
@@ -125,17 +124,17 @@ def _state(source: AnySource, form: Form) -> str:
     return state
 
 
-async def _selected(source: AnySource, state: str, form: Form) -> list[Place]:
-    """Return the places of the selected messages, or of all in that state."""
-    selected = form.places()
+async def _selected(source: AnySource, state: str, form: Form) -> list[MessageRef]:
+    """Return references to the selected messages, or of all in that state."""
+    selected = form.refs()
     if selected is None:
-        return await changes.places_in(source, state)
-    return [place for place in selected if source.may_hold(place)]
+        return await changes.refs_in(source, state)
+    return [ref for ref in selected if source.may_hold(ref)]
 
 
 def see_changed(source: AnySource, state: str, done: str, changed: Changed) -> Response:
     """Lead to the list in one state, with a note on what was changed."""
-    count = len(changed.places)
+    count = len(changed.refs)
     return see(
         "queue",
         source,

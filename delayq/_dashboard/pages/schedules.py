@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import see, whole_number
-from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.undo import Undo, Undone
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.reliable_source import ReliableSource
+    from delayq._dashboard.sources import ReliableSource
 
 _PER_PAGE = 50
 # The memory that an undo takes at most, in bytes.

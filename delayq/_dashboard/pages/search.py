@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
+from delayq._dashboard.board import Page
 from delayq._dashboard.forms import whole_number
-from delayq._dashboard.page import Page
-from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import link, name_of
+from delayq._dashboard.sources import ReliableSource
 from delayq.admin.search import Search, SearchFields, SearchQuery
 from delayq.errors import ServerRefused
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from delayq._dashboard.board import Board
-    from delayq._dashboard.queues import AnySource
     from delayq._dashboard.rows import Row
+    from delayq._dashboard.sources import AnySource
     from delayq.admin.catalog import QueueKind
 
 STATES = ("ready", "delayed", "leased", "dead", "unreadable")
@@ -71,12 +71,10 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         states = (state,) if state else STATES
         if source is not None:
             work.deadline = time.monotonic() + _SECONDS
-            await _look(source, query, states, whole_number(params.get("offset")), work)
+            await _search_queue(source, query, states, whole_number(params.get("offset")), work)
         else:
             after = params.get("from", ""), params.get("from_kind", "")
-            await _look_at_all(
-                board, query, states, after, whole_number(params.get("offset")), work
-            )
+            await _search_all(board, query, states, after, whole_number(params.get("offset")), work)
     examined = whole_number(params.get("seen")) + (0 if work is None else work.searched)
     return {
         "only": source,
@@ -103,7 +101,7 @@ def _query(texts: Mapping[str, str]) -> tuple[SearchQuery, str]:
     return query, ""
 
 
-async def _look_at_all(
+async def _search_all(
     board: Board,
     query: SearchQuery,
     states: Sequence[str],
@@ -112,17 +110,17 @@ async def _look_at_all(
     work: _Progress,
 ) -> None:
     """Search all queues by name, from a name and kind on."""
-    queues = sorted(await board.queues.find_all(), key=lambda each: (each[1], each[0]))
+    queues = sorted(await board.queues.find_all(), key=lambda queue: (queue[1], queue[0]))
     work.deadline = time.monotonic() + _SECONDS
     remaining = [queue for queue in queues if (queue[1], queue[0]) >= start]
-    for place, (kind, name, partitions) in enumerate(remaining):
-        if place and work.is_full:
+    for number, (kind, name, partitions) in enumerate(remaining):
+        if number and work.is_full:
             work.next = kind, name, 0
             return
         source = board.queues.of(kind, name, partitions)
         skip = offset if (name, kind) == start else 0
         try:
-            await _look(source, query, states, skip, work)
+            await _search_queue(source, query, states, skip, work)
         except ServerRefused as error:
             # A queue whose keys hold something else must not hide the others.
             if len(work.troubles) < _MAX_TROUBLES:
@@ -131,7 +129,7 @@ async def _look_at_all(
             return
 
 
-async def _look(
+async def _search_queue(
     source: AnySource, query: SearchQuery, states: Sequence[str], offset: int, work: _Progress
 ) -> None:
     """Search one queue, from an offset on."""
@@ -141,7 +139,7 @@ async def _look(
     if query.id and isinstance(source, ReliableSource):
         # A whole id is found at once, however long the queue is.
         exact_id = query.id
-        rows = await source.look_up(exact_id) if not offset else []
+        rows = await source.find_by_id(exact_id) if not offset else []
         matching = [row for row in rows if row.state in states and query.matches(_fields(row))]
         work.matches += [(source, row) for row in matching]
 
@@ -162,7 +160,7 @@ async def _look(
 
 
 def _fields(row: Row) -> SearchFields:
-    name = "" if row.place is None else name_of(row.place)
+    name = "" if row.ref is None else name_of(row.ref)
     return SearchFields(_texts(row.payload or b""), name, row.error_line, row.group, row.headers)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from delayq._dashboard.page import Page
-from delayq._dashboard.reliable_source import ReliableSource
-from delayq._dashboard.rows import Place, Row
+from delayq._dashboard.board import Page
+from delayq._dashboard.rows import MessageRef, Row
+from delayq._dashboard.sources import ReliableSource
 from delayq.admin.catalog import FoundQueue
 from delayq.admin.doctor import diagnose
 from delayq.errors import ServerRefused
@@ -50,11 +50,11 @@ class Server:
 
 
 async def load_server(board: Board, request: Request) -> Mapping[str, Any]:
-    servers, findings = await board.shared("server", lambda: _look(board), _FRESH)
+    servers, findings = await board.shared("server", lambda: _search_queue(board), _FRESH)
     return {"servers": servers, "findings": findings}
 
 
-async def _look(board: Board) -> tuple[list[Server], list[Finding]]:
+async def _search_queue(board: Board) -> tuple[list[Server], list[Finding]]:
     try:
         infos = await board.session().server.info()
     except ServerRefused:
@@ -102,7 +102,7 @@ async def _reliable_sources(board: Board) -> list[ReliableSource]:
 
 def _row_of(message: RunningMessage) -> Row:
     """Return what a link to a message needs."""
-    return Row(Place(message.id.encode(), message.partition), "leased", None)
+    return Row(MessageRef(message.id.encode(), message.partition), "leased", None)
 
 
 WORKERS = Page("/workers", "workers.html", load_workers, label="Workers", scope="server", refresh=5)

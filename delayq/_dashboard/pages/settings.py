@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
+from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import UNITS, in_units, see
-from delayq._dashboard.page import Action, Note, Page
 from delayq._reliable.keys import MOST_PARTITIONS
 from delayq._reliable.limits import write_limit
 from delayq._reliable.settings import declare
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.reliable_source import ReliableSource
+    from delayq._dashboard.sources import ReliableSource
     from delayq._reliable.settings import Declared
 
 

@@ -1,0 +1,461 @@
+"""Queues as the dashboard shows and changes them: rows of messages, each with a reference to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from delayq._background import gather_all
+from delayq._dashboard.health import count_in, edges
+from delayq._dashboard.rows import Listing, MessageRef, Row, of_letter, of_message, of_record
+from delayq._dashboard.undo import PerhapsUndone
+from delayq._durations import moment_us
+from delayq._redisson.records import due_us_of_stored, id_of_stored, score_of
+from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.listing import letters_page, live_page
+from delayq._reliable.offers import Offer
+from delayq._reliable.outcomes import history_of
+from delayq._reliable.queue import ReliableQueue
+from delayq._reliable.replies import MessageTimes
+from delayq._reliable.settings import Settings
+from delayq.admin.delayed import DelayedInspector
+from delayq.admin.reliable import ReliableInspector
+from delayq.admin.search import SearchPages
+from delayq.codecs import BytesCodec
+from delayq.errors import (
+    DuplicateMessage,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    QueueFull,
+    ServerRefused,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from delayq._redisson.records import Offer as PendingOffer
+    from delayq._redisson.records import PendingRecord
+    from delayq._reliable.dead_letters import DeadLetter
+    from delayq._reliable.letter_store import StoredLetter
+    from delayq._reliable.outcomes import MessageHistory
+    from delayq._reliable.replies import State, StoredMessage
+    from delayq._reliable.store import ReliableStore
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+AT_A_TIME = 25
+"""The most messages in a call."""
+# The most calls at once.
+_AT_ONCE = 20
+# How many messages of a partition a page looks at, with those that have expired.
+_FARTHEST = 20_000
+
+
+class DelayedSource(DelayedInspector):
+    """A delayed queue, in Redisson's format."""
+
+    states = ("delayed", "ready", "leased", "unreadable")
+    partitions = 1
+
+    def may_hold(self, ref: MessageRef) -> bool:
+        """Return whether the queue can hold that message."""
+        return bool(ref.due)
+
+    async def settings(self) -> None:
+        """Return None: a delayed queue has no settings on the server."""
+
+    async def histogram(self, now: int) -> list[int]:
+        """Return how many messages come due by each of :func:`edges`, and how many later."""
+        return await self.store.due_counts(edges(now))
+
+    async def page(self, state: str, offset: int, limit: int) -> Listing:
+        return Listing(await self._rows(state, offset, limit))
+
+    async def _rows(self, state: str, offset: int, limit: int) -> list[Row]:
+        if state == "delayed":
+            return [of_record(record) for record in await self.store.pending_page(offset, limit)]
+        if state == "leased":
+            leased = await self.store.leased_page(offset, limit)
+            return [Row(None, state, payload, lease_us=ends_us) for payload, ends_us in leased]
+        read = self.store.ready_page if state == "ready" else self.store.quarantined_page
+        return [Row(None, state, payload) for payload in await read(offset, limit)]
+
+    async def search_pages(self, states: Sequence[str]) -> list[SearchPages[Row]]:
+        """Return the messages in these states, to be searched."""
+        depth = await self.depth()
+        return [
+            SearchPages(count_in(depth, state), partial(self._rows, state))
+            for state in states
+            if state in self.states
+        ]
+
+    async def find(self, ref: MessageRef, *, dead: bool) -> Row | None:
+        record = None if dead else await self._record_at(ref)
+        return None if record is None else of_record(record)
+
+    async def find_live(self, refs: Sequence[MessageRef]) -> list[Row]:
+        """Return those of some messages that are there."""
+        records = await _in_batches(refs, self._record_at)
+        return [of_record(record) for record in records if record is not None]
+
+    async def cancel(self, refs: Sequence[MessageRef], *, running: bool = False) -> list[bool]:
+        """Remove pending messages, and return which were there."""
+        if running:
+            # A worker's payloads have left the queue.
+            return [False] * len(refs)
+
+        async def remove(record: PendingRecord | None) -> bool:
+            return record is not None and await self.store.cancel([record.record]) > 0
+
+        # Find all of them first: a change would mislead a search among those due at the same time.
+        return await _in_batches(await _in_batches(refs, self._record_at), remove)
+
+    async def reschedule(
+        self, refs: Sequence[MessageRef], delay_us: int
+    ) -> list[MessageRef | None]:
+        """Give messages another delay. Return new references; None for those that are gone."""
+        return await self.reschedule_each([(ref, delay_us) for ref in refs])
+
+    async def reschedule_each(
+        self, moves: Sequence[tuple[MessageRef, int]]
+    ) -> list[MessageRef | None]:
+        """Give each message a delay of its own, as :meth:`reschedule` does."""
+
+        async def move(record_and_delay: tuple[PendingRecord | None, int]) -> MessageRef | None:
+            record, delay_us = record_and_delay
+            if record is None:
+                return None
+            due_us = await self.store.reschedule(record.record, delay_us)
+            return None if due_us is None else MessageRef(record.start, 0, score_of(due_us))
+
+        records = await _in_batches([ref for ref, _ in moves], self._record_at)
+        delays = [delay_us for _, delay_us in moves]
+        return await _in_batches([*zip(records, delays, strict=True)], move)
+
+    async def restore(self, rows: Sequence[Row], now: int) -> int:
+        """Offer up to 25 messages again, with new ids, and return how many are there.
+
+        Those that are still there are left as they are.
+
+        Raises:
+            PerhapsUndone: They may have been offered. To repeat the call would offer them twice.
+        """
+        live = await self.find_live([row.ref for row in rows if row.ref])
+        live_refs = {row.ref for row in live}
+        absent = [row for row in rows if row.ref not in live_refs]
+        if absent:
+            try:
+                await self.offer([(row.delay_us(now), row.payload or b"") for row in absent])
+            except OutcomeUnknown as error:
+                raise PerhapsUndone(
+                    f"{len(absent)} messages may be back, so check the list. Another try brings"
+                    f" back only the others. {error}"
+                ) from error
+        return len(rows)
+
+    async def offer(self, offers: Sequence[PendingOffer]) -> list[MessageRef]:
+        """Store messages, and return references to them."""
+        reply = await self.store.send(self.store.offer_request(offers))
+        _, receipts = self.store.parse_offered(offers, reply)
+        # A record begins with the length of its id.
+        return [
+            MessageRef(b"\x08" + id_of_stored(receipt), 0, score_of(due_us_of_stored(receipt)))
+            for receipt in receipts
+        ]
+
+    async def _record_at(self, ref: MessageRef) -> PendingRecord | None:
+        return await self.store.find_at(ref.due, ref.id)
+
+
+class ReliableSource(ReliableInspector):
+    """A reliable queue, with all its partitions."""
+
+    states: tuple[State, ...] = ("delayed", "ready", "leased")
+
+    @property
+    def partitions(self) -> int:
+        return len(self.stores)
+
+    def may_hold(self, ref: MessageRef) -> bool:
+        return ref.partition < len(self.stores)
+
+    async def histogram(self, now: int) -> list[int]:
+        """Return how many messages come due by each of :func:`edges`, and how many later."""
+        parts = await self.call_each(lambda store: store.due_counts(edges(now)))
+        return [sum(bars) for bars in zip(*parts, strict=True)]
+
+    # Lists
+
+    async def page(self, state: str, offset: int, limit: int) -> Listing:
+        """Return a page of the messages in one state, or of the dead letters.
+
+        The offset counts live messages: see :mod:`delayq._reliable.listing`.
+        """
+        if state == "dead":
+            letters = await letters_page(self.stores, offset, limit)
+            return Listing([_letter_row(*letter) for letter in letters])
+        # One more, to know whether there are more.
+        live = await live_page(self.stores, state, offset, limit + 1, farthest=_FARTHEST)
+        rows = [_message_row(*message) for message in live.messages]
+        has_more = len(rows) > limit
+        is_cut = live.is_cut and not has_more
+        return Listing(rows[:limit], has_more, _FARTHEST if is_cut else None)
+
+    async def search_pages(self, states: Sequence[str]) -> list[SearchPages[Row]]:
+        """Return the messages in these states, to be searched: one partition after the other."""
+        pages = await gather_all(
+            [
+                self.letter_pages(_letter_row)
+                if state == "dead"
+                else self.message_pages(cast("State", state), _message_row)
+                for state in states
+                if state in (*self.states, "dead")
+            ]
+        )
+        return [partition for partitions in pages for partition in partitions]
+
+    async def letters(self) -> list[SearchPages[tuple[Row, DeadLetter[bytes]]]]:
+        """Return the dead letters, to be searched: one partition after the other."""
+
+        def read(number: int, stored: StoredLetter) -> tuple[Row, DeadLetter[bytes]]:
+            return _letter_row(number, stored), read_dead_letter(stored, BytesCodec())
+
+        return await self.letter_pages(read)
+
+    # Single messages
+
+    async def find_by_id(self, id: str) -> list[Row]:  # noqa: A002
+        """Return the live message and the oldest dead letter with this id."""
+
+        async def rows_of(number: int, store: ReliableStore) -> list[Row]:
+            message = await store.get(id)
+            rows = [] if message is None else [_message_row(number, message)]
+            letter = await store.dead_letter(id.encode())
+            return rows if letter is None else [*rows, _letter_row(number, letter)]
+
+        parts = await gather_all([rows_of(*partition) for partition in enumerate(self.stores)])
+        return [row for rows in parts for row in rows]
+
+    async def find(self, ref: MessageRef, *, dead: bool) -> Row | None:
+        if not self.may_hold(ref):
+            return None
+        store = self.stores[ref.partition]
+        if dead:
+            letter = await store.dead_letter(ref.id)
+            return None if letter is None else of_letter(ref, letter)
+        message = await store.get(ref.id)
+        return None if message is None else of_message(ref, message, await store.times(message))
+
+    async def find_live(self, refs: Sequence[MessageRef]) -> list[Row]:
+        """Return those of some messages that are alive."""
+        rows: list[Row] = []
+        for store, batch in self._by_partition(refs):
+            ids = [ref.id for ref in batch]
+            messages, expiries, windows = await asyncio.gather(
+                store.get_many(ids), store.expiries(ids), _id_windows(store, ids)
+            )
+            for ref, message, expires_us, taken_until_us in zip(
+                batch, messages, expiries, windows, strict=True
+            ):
+                if message is not None:
+                    row = of_message(ref, message, MessageTimes(None, expires_us))
+                    rows.append(replace(row, taken_until_us=taken_until_us))
+        return rows
+
+    async def history(self, row: Row) -> MessageHistory | None:
+        """Return what is recorded of a message; None if there is nothing, or its id
+        is not text.
+        """
+        assert row.ref is not None
+        store, name = self.stores[row.ref.partition], row.ref.id
+        if row.state == "dead" and (letter := await store.dead_letter(name)) is not None:
+            id = read_dead_letter(letter, BytesCodec()).id  # noqa: A001
+        else:
+            id = name.decode(errors="replace")  # noqa: A001
+        outcome, live = await store.outcome(id)
+        history = history_of(id, outcome, None if row.state == "dead" else live, BytesCodec())
+        # The record may be that of another message with the same id.
+        is_its_own = (
+            history is not None
+            and history.offered_at is not None
+            and (row.enqueued_us is None or history.offered_at == moment_us(row.enqueued_us))
+        )
+        return history if is_its_own else None
+
+    # Changes
+
+    async def cancel(self, refs: Sequence[MessageRef], *, running: bool = False) -> list[bool]:
+        """Remove messages, also those that workers have if ``running``; return which were there."""
+        removed: dict[MessageRef, bool] = {}
+        for store, batch in self._by_partition(refs):
+            replies = await store.cancel([ref.id for ref in batch], leased=running)
+            removed |= zip(batch, replies, strict=True)
+        return [removed[ref] for ref in refs]
+
+    async def reschedule(
+        self, refs: Sequence[MessageRef], delay_us: int
+    ) -> list[MessageRef | None]:
+        """Give messages another delay. Return their references; None for those that are gone."""
+        was_there: dict[MessageRef, bool] = {}
+        for store, batch in self._by_partition(refs):
+            replies = await store.reschedule([ref.id for ref in batch], delay_us)
+            was_there |= zip(batch, replies, strict=True)
+        return [ref if was_there[ref] else None for ref in refs]
+
+    async def reschedule_each(
+        self, moves: Sequence[tuple[MessageRef, int]]
+    ) -> list[MessageRef | None]:
+        """Give each message a delay of its own, as :meth:`reschedule` does."""
+
+        async def move(ref_and_delay: tuple[MessageRef, int]) -> MessageRef | None:
+            ref, delay_us = ref_and_delay
+            (was_there,) = await self.stores[ref.partition].reschedule([ref.id], delay_us)
+            return ref if was_there else None
+
+        return await _in_batches(moves, move)
+
+    async def restore(self, rows: Sequence[Row], now: int) -> int:
+        """Offer up to 25 messages again, with all their attempts, and return how many are there.
+
+        Those that are still there are left as they are. A message stays away if its id is taken by
+        now, the queue is full, or its payload is larger than offers on this client may be.
+        """
+        queue = self.open()
+
+        async def count_refused(offers: Sequence[Offer[bytes]]) -> int:
+            try:
+                await queue.offer_many(offers)
+            except (DuplicateMessage, QueueFull) as error:
+                return len(error.ids)
+            except PayloadTooLarge:
+                if len(offers) == 1:
+                    return 1
+                return sum([await count_refused([offer]) for offer in offers])
+            return 0
+
+        refs = [row.ref for row in rows if row.ref is not None]
+        live = {row.ref: row.payload for row in await self.find_live(refs)}
+        unchanged = sum(row.ref in live and live[row.ref] == row.payload for row in rows)
+        absent = [row for row in rows if row.ref not in live]
+        if not absent:
+            return unchanged
+        windows: dict[MessageRef, int | None] = {}
+        for store, batch in self._by_partition([row.ref for row in absent if row.ref]):
+            ends = await _id_windows(store, [ref.id for ref in batch])
+            windows |= zip(batch, ends, strict=True)
+
+        def offer_again(row: Row) -> Offer[bytes]:
+            # If the id is taken because the message was offered with ``unique_for``, it is still
+            # its own: "replace" offers in spite of that, and no other message lives. If another
+            # one was handled meanwhile, it is taken until a later moment.
+            is_own = (
+                row.taken_until_us is not None
+                and row.ref is not None
+                and windows[row.ref] == row.taken_until_us
+            )
+            return replace(_offer(row, now), on_duplicate="replace" if is_own else "raise")
+
+        refused = await count_refused([offer_again(row) for row in absent])
+        return unchanged + len(absent) - refused
+
+    async def redrive(self, refs: Sequence[MessageRef]) -> int:
+        """Redrive dead letters."""
+        return await self._change_letters(refs, redrive_letters)
+
+    async def purge_dead(self, refs: Sequence[MessageRef]) -> int:
+        """Drop dead letters."""
+        return await self._change_letters(refs, purge_letters)
+
+    def open(self) -> ReliableQueue[bytes]:
+        """Open the queue, under its name on the server. It stays open as long as the client."""
+        queue: ReliableQueue[bytes] = ReliableQueue(
+            self.name,
+            lambda number: ReliableKeys.of(self.name, partition=number),
+            BytesCodec(),
+            # A visitor does not wait for a slot.
+            Settings(when_full="raise"),
+            self._session,
+        )
+        # The application may have this client, and open the queue with a codec of its own.
+        queue.keep_codec()
+        return queue
+
+    # Partitions
+
+    def _by_partition(
+        self, refs: Sequence[MessageRef], most: int = AT_A_TIME
+    ) -> list[tuple[ReliableStore, list[MessageRef]]]:
+        """Return references by partition, without repeats, and at most ``most`` at a time."""
+        parts: dict[int, list[MessageRef]] = {}
+        for ref in dict.fromkeys(refs):
+            parts.setdefault(ref.partition, []).append(ref)
+        return [
+            (self.stores[number], part[at : at + most])
+            for number, part in parts.items()
+            for at in range(0, len(part), most)
+        ]
+
+    async def _change_letters(
+        self,
+        refs: Sequence[MessageRef],
+        change: Callable[[ReliableStore, Sequence[bytes]], Awaitable[int]],
+    ) -> int:
+        # By name: ids of other programs may not be text, and letters may share an id.
+        return sum(
+            [
+                await change(store, [ref.id for ref in part])
+                for store, part in self._by_partition(refs, len(refs))
+            ]
+        )
+
+
+def _message_row(number: int, message: StoredMessage) -> Row:
+    return of_message(MessageRef(message.id, number), message)
+
+
+def _letter_row(number: int, letter: StoredLetter) -> Row:
+    return of_letter(MessageRef(letter.name, number), letter)
+
+
+async def _id_windows(store: ReliableStore, ids: Sequence[bytes]) -> list[int | None]:
+    """Return until when each id counts as taken, in microseconds."""
+    try:
+        return await store.unique_until(ids)
+    except ServerRefused:
+        # Only a user that may restore messages needs to know, and may: a producer and admin.
+        return [None] * len(ids)
+
+
+def _offer(row: Row, now: int) -> Offer[bytes]:
+    """Return the offer of a message as it was when it was read."""
+    assert row.ref is not None
+    delay_us = row.delay_us(now)
+    ttl_us = None if row.expires_us is None else max(row.expires_us - now, delay_us + 1)
+    return Offer(
+        row.payload or b"",
+        delay=timedelta(microseconds=delay_us),
+        id=row.ref.id.decode(),
+        headers=row.headers or None,
+        priority=row.priority,
+        ttl=None if ttl_us is None else timedelta(microseconds=ttl_us),
+        max_attempts=row.max_attempts,
+        timeout=None if row.timeout_us is None else timedelta(microseconds=row.timeout_us),
+        group=row.group or None,
+    )
+
+
+AnySource = DelayedSource | ReliableSource
+
+
+async def _in_batches(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
+    """Act on all items, one batch at a time."""
+    results: list[R] = []
+    for at in range(0, len(items), _AT_ONCE):
+        # Waits for all calls, so that none continues behind the page.
+        results += await gather_all(map(act, items[at : at + _AT_ONCE]))
+    return results
