@@ -15,6 +15,14 @@ R = TypeVar("R")
 _log = logging.getLogger("delayq")
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if none does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 class Background:
     """Starts tasks and ends them all together.
 

@@ -44,6 +44,7 @@ class WakeupLoop:
         timer_at: The moment for which the timer was set that led to the call in flight, in local
             seconds; None if something else led to it.
         errors: Number of calls that have failed so far.
+        task: Makes the call in flight; None if there is none.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class WakeupLoop:
         self._timer = services.timer
         self._background = services.background
         self._listen = services.listen
-        self._task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None
         self._timeout: Timeout | None = None
         self._warned_of_refusal = False
         self.plan: WakeupPlan = WakeupPlan(
@@ -146,13 +147,13 @@ class WakeupLoop:
 
     async def drain(self, timeout: float) -> None:
         """Wait until no call is in flight, for at most ``timeout`` seconds."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=timeout)
+        if self.task is not None:
+            await asyncio.wait({self.task}, timeout=timeout)
 
     async def aclose(self, grace: float) -> None:
         """Stop within ``grace`` seconds."""
         self.close()
-        if (task := self._task) is not None:
+        if (task := self.task) is not None:
             await asyncio.wait({task}, timeout=grace)
             task.cancel()
 
@@ -163,8 +164,8 @@ class WakeupLoop:
     def _act(self, actions: Actions) -> None:
         for action in actions:
             if isinstance(action, Call):
-                if self._task is None:
-                    self._task = self._background.spawn(self._run(), f"wake {self._name}")
+                if self.task is None:
+                    self.task = self._background.spawn(self._run(), f"wake {self._name}")
             elif isinstance(action, Arm):
                 self._set_timer(action.wakeup)
             elif isinstance(action, Listen):
@@ -187,7 +188,7 @@ class WakeupLoop:
         self._timeout = timeout
 
     def _on_timer(self, wakeup: Armed, _: Timeout) -> None:
-        if self._task is None:
+        if self.task is None:
             self.timer_at = wakeup.wake_at
         self._act(self.plan.on_timer(wakeup))
 
@@ -203,7 +204,7 @@ class WakeupLoop:
                 self.timer_at = None
                 self._act(actions)
         finally:
-            self._task = self.timer_at = None
+            self.task = self.timer_at = None
 
     def _on_failure(self, error: Exception) -> Actions:
         self.errors += 1

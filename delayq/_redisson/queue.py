@@ -166,7 +166,7 @@ class DelayedQueue(Generic[T]):
         self._codec = codec
         check_max_payload(max_payload)
         self._max_payload = max_payload
-        self._session = session
+        self.session: Session = session
         self._open = session.scheduler.open(
             self._keys.channel,
             lambda services: OpenDelayedQueue(self._keys, services, listed=listed),
@@ -511,7 +511,7 @@ class DelayedQueue(Generic[T]):
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.close_queues([self._open])
+            await self.session.close_queues([self._open])
 
     async def __aenter__(self) -> Self:
         return self
@@ -529,8 +529,12 @@ class DelayedQueue(Generic[T]):
         offers = self._open.offers
         return offers.plain if level is None else await offers.batcher_for(level)
 
+    async def key_sets(self) -> Sequence[DelayedKeys]:
+        """Return the queue's keys, as a reliable queue returns those of its partitions."""
+        return [self._keys]
+
     def _check_open(self) -> None:
-        self._session.check_loop()
+        self.session.check_loop()
         if self._open.closed:
             raise Closed("the queue is closed")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import anyio
@@ -73,7 +73,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         session: Session,
     ) -> None:
         own_settings.check()
-        self._session = session
+        self.session: Session = session
         scheduler = session.scheduler
         first = scheduler.open(
             keys_of(0).wake,
@@ -562,7 +562,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.close_queues(self._open.opened_partitions)
+            await self.session.close_queues(self._open.opened_partitions)
 
     async def __aenter__(self) -> Self:
         return self
@@ -580,6 +580,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if self._open.defaults.codec is self._codec:
             self._open.defaults.codec = None
 
+    @property
+    def closed(self) -> bool:
+        """Whether the queue was closed on this client."""
+        return self._open.closed
+
+    async def key_sets(self) -> Sequence[ReliableKeys]:
+        """Return the keys of each partition."""
+        queue = await self._consumer.declare()
+        return [partition.keys for partition in queue.partitions]
+
     def worker_port(self, concurrency: int) -> WorkerPort:
         """Return the part that a worker uses that handles ``concurrency`` messages at a time."""
         return WorkerPort(self._consumer, concurrency)
@@ -589,6 +599,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return await self._stored.result(id, timeout)
 
     def _check_open(self) -> None:
-        self._session.check_loop()
+        self.session.check_loop()
         if self._open.closing.done():
             raise Closed("the queue is closed")

@@ -20,7 +20,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 # which gives them back if it is cancelled.
 _TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 # Methods for the library itself, and those that have another name.
-_OTHERS = {"aclose", "keep_codec", "result_payload", "through", "worker_port"}
+_INTERNAL = {"aclose", "keep_codec", "key_sets", "result_payload", "through", "worker_port"}
 
 
 class Forwarder(Protocol):
@@ -62,7 +62,7 @@ def _public_methods(owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Return the methods of a class that a synchronous one has, too, in their order."""
     for base in owner.__mro__:
         for name, member in vars(base).items():
-            is_here = not name.startswith("_") and name not in _TAKING | _OTHERS
+            is_here = not name.startswith("_") and name not in _TAKING | _INTERNAL
             if is_here and inspect.isfunction(member):
                 yield name, member
 

@@ -1,11 +1,11 @@
 """The bindings of tasks to clients, by which their calls reach a queue."""
-# ruff: noqa: SLF001 - the tasks and the queue are one library
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from delayq._background import running_loop
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,20 +61,20 @@ class AsyncBinding:
         self._codec = codec
         self._settings = settings
         self._queue: ReliableQueue[Call] | None = None
-        self._loop = asyncio._get_running_loop()
+        self._loop = running_loop()
 
     def queue(self) -> ReliableQueue[Call]:
-        if self._queue is None or self._queue._open.closed:
+        if self._queue is None or self._queue.closed:
             queue: ReliableQueue[Call] = self.client.reliable_queue(
                 self._name, codec=self._codec, **self._settings
             )
             # Other handles show its messages as JSON.
             queue.keep_codec()
-            self._queue, self._loop = queue, queue._open.loop
+            self._queue, self._loop = queue, asyncio.get_running_loop()
         return self._queue
 
     def run(self, work: Work[R]) -> R:
-        if asyncio._get_running_loop() is not None:
+        if running_loop() is not None:
             raise ConfigurationError(
                 "offer_sync() would block the event loop: write await ... .offer() here"
             )

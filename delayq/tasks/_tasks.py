@@ -15,9 +15,16 @@ from delayq._generics import P, R_co
 from delayq._unset import UNSET
 from delayq._wording import given
 from delayq.backoff import check_backoff
-from delayq.errors import BadArguments, BadInput, BadName, ConfigurationError
-from delayq.tasks._arguments import Arguments
-from delayq.tasks._calls import Call, TaskCodec
+from delayq.codecs.json import JsonCodec
+from delayq.errors import (
+    BadArguments,
+    BadInput,
+    BadName,
+    ConfigurationError,
+    DecodeError,
+    UnknownTask,
+)
+from delayq.tasks._calls import Arguments, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     from delayq.tasks._bindings import AnyClient, Binding
 
     OnError = Mapping[type[BaseException], Backoff | RetryAfter | Snooze | Reject | type[Reject]]
+
+_JSON = JsonCodec()
 
 F = TypeVar("F", bound="Callable[..., Any]")
 R = TypeVar("R")
@@ -100,9 +109,9 @@ class BoundTask(Generic[P]):
         """
         from delayq._reliable.offers import OfferOptions  # noqa: PLC0415 - registering a task needs less
 
-        known = OfferOptions.__annotations__
-        if unknown := [name for name in options if name not in known]:
-            raise BadInput(f"offer() has no option {unknown[0]!r}, only {', '.join(known)}")
+        names = OfferOptions.__annotations__
+        if unknown := [name for name in options if name not in names]:
+            raise BadInput(f"offer() has no option {unknown[0]!r}, only {', '.join(names)}")
         return BoundTask(self._tasks, self.name, self.arguments, {**self._options, **options})
 
     @_with_own_signature
@@ -241,6 +250,60 @@ class Task(BoundTask[P], Generic[P, R_co]):
         return f"<Task {self.name!r} of queue {self._tasks.name!r}>"
 
 
+class TaskCodec:
+    """Encodes and decodes calls of the tasks of one queue, as JSON objects:
+    ``{"task":"send_mail","args":{"to":"ada@example.org","subject":"hi"}}``.
+
+    Arguments are named, and those that were left out are missing.
+
+    Attributes:
+        results: The codec of what the tasks return.
+    """
+
+    results = _JSON
+
+    def __init__(self, tasks: Mapping[str, Task[Any, Any]]) -> None:
+        # By name and alias. There may be more later.
+        self._tasks = tasks
+
+    def encode(self, value: Call, /) -> bytes:
+        """Encode a call.
+
+        Raises:
+            BadArguments: An argument is not of the type that the task's function takes.
+            BadInput: It is not a call of one of the tasks.
+            EncodeError: JSON has no form for an argument.
+        """
+        if not isinstance(value, Call):
+            raise BadInput(
+                f"this queue takes calls of tasks, not {type(value).__name__}: use offer() or"
+                " to_offer() of a task"
+            )
+        task = self._tasks.get(value.task)
+        if task is None:
+            raise BadInput(f"no task is registered as {value.task!r}")
+        return b"%b%b}" % (task.head, task.arguments.encode(value.arguments))
+
+    def decode(self, payload: bytes, /) -> Call:
+        """Decode a call. The arguments have the types of the annotations.
+
+        Raises:
+            UnknownTask: The task is not among those of the queue.
+            BadArguments: The task's function does not take the arguments.
+            DecodeError: It is not a call.
+        """
+        value = _JSON.decode(payload)
+        name = value.get("task") if isinstance(value, dict) else None
+        if type(name) is not str:
+            raise DecodeError(
+                "TaskCodec", payload, 'it is not a call of a task, {"task": name, "args": {...}}'
+            )
+        task = self._tasks.get(name)
+        if task is None:
+            raise UnknownTask(name, payload)
+        return Call(task.name, task.arguments.decode(value.get("args", {})))
+
+
 class Tasks:
     """Functions that are called through a reliable queue.
 
@@ -352,7 +415,7 @@ class Tasks:
             timeout,
             on_error,
         )
-        others = (aliases,) if isinstance(aliases, str) else tuple(aliases)
+        former_names = (aliases,) if isinstance(aliases, str) else tuple(aliases)
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
             if not callable(function) or is_generator(function):
@@ -361,15 +424,15 @@ class Tasks:
                     " that does not yield"
                 )
             called = getattr(function, "__name__", None) if name is None else name
-            task = Task(self, function, _checked(called), others, task_options)
-            for alias in (task.name, *map(_checked, others)):
+            task = Task(self, function, _checked(called), former_names, task_options)
+            for alias in (task.name, *map(_checked, former_names)):
                 if alias in self.by_name:
-                    other = name_of(self.by_name[alias].function)
+                    owner = name_of(self.by_name[alias].function)
                     raise ConfigurationError(
-                        f"queue {self.name!r} already has a task {alias!r}: {other}; give"
+                        f"queue {self.name!r} already has a task {alias!r}: {owner}; give"
                         f" {name_of(function)} another name"
                     )
-            self.by_name.update(dict.fromkeys((task.name, *others), task))
+            self.by_name.update(dict.fromkeys((task.name, *former_names), task))
             return task
 
         return register if function is None else register(function)
@@ -390,7 +453,11 @@ class Tasks:
         for task in self.by_name.values():
             task.arguments.check()
         kind = AsyncBinding if hasattr(client, "__aenter__") else SyncBinding
-        self._bindings.append((client, kind(client, self.name, self.codec, self.queue_settings)))
+        self.add_binding(client, kind(client, self.name, self.codec, self.queue_settings))
+
+    def add_binding(self, owner: object, binding: Binding) -> None:
+        """Offer through a binding from now on, until :meth:`unbind` gets its owner."""
+        self._bindings.append((owner, binding))
 
     def unbind(self, client: object) -> None:
         """Offer through the client that was bound before. Does nothing if it is not bound."""
@@ -416,7 +483,7 @@ class Tasks:
 
         ::
 
-            await tasks.offer_many([send_mail.to_offer(each) for each in addresses])
+            await tasks.offer_many([send_mail.to_offer(address) for address in addresses])
 
         Arguments, result and errors are those of :meth:`delayq.ReliableQueue.offer_many`.
         """
@@ -464,7 +531,7 @@ class Tasks:
         if not isinstance(offer, Offer):
             raise BadInput("pass a call that is not offered yet: task.to_offer(...)")
         decided = (offer.delay, offer.at, offer.id, offer.unique_for)
-        if any(each is not None for each in decided) or offer.on_duplicate != "raise":
+        if any(option is not None for option in decided) or offer.on_duplicate != "raise":
             raise BadInput("a schedule decides when its calls are due, and their ids")
         if offer.group is not None:
             raise BadInput("a scheduled call cannot have a group")

@@ -51,12 +51,10 @@ class ManualHandle:
 
     def __init__(
         self,
-        when: float,
         callback: Callable[..., object],
         args: tuple[Any, ...],
         context: contextvars.Context | None,
     ) -> None:
-        self.when = when
         run = callback if context is None else partial(context.run, callback)
         self._call: Callable[[], object] | None = partial(run, *args)
 
@@ -68,7 +66,8 @@ class ManualHandle:
         """Return whether the call will not be made: it was cancelled, or already made."""
         return self._call is None
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Make the call, unless it was dropped or made before."""
         call, self._call = self._call, None
         if call is not None:
             call()
@@ -103,7 +102,7 @@ class ManualLoop:
         context: contextvars.Context | None = None,
     ) -> ManualHandle:
         """Run the callback in the next turn."""
-        handle = ManualHandle(self.clock.now, callback, args, context)
+        handle = ManualHandle(callback, args, context)
         self._ready.append(handle)
         return handle
 
@@ -115,7 +114,7 @@ class ManualLoop:
         context: contextvars.Context | None = None,
     ) -> ManualHandle:
         """Run the callback once the clock shows ``when``, in seconds."""
-        handle = ManualHandle(when, callback, args, context)
+        handle = ManualHandle(callback, args, context)
         self._sequence += 1
         heappush(self._scheduled, (when, self._sequence, handle))
         return handle
@@ -123,19 +122,19 @@ class ManualLoop:
     @property
     def scheduled(self) -> list[float]:
         """The moments at which callbacks are scheduled, in order, without cancelled ones."""
-        return sorted(when for when, _, handle in self._scheduled if not handle.cancelled())
+        return sorted(moment for moment, _, handle in self._scheduled if not handle.cancelled())
 
     def turn(self) -> int:
         """Run the callbacks that are ready now, not those they make ready. Return how many ran."""
         while self._scheduled and self._scheduled[0][0] <= self.clock.now:
             self._ready.append(heappop(self._scheduled)[2])
-        made = self.calls_made
+        earlier_calls = self.calls_made
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()
             if not handle.cancelled():
                 self.calls_made += 1
-                handle._run()  # noqa: SLF001 - the loop and its handles belong together
-        return self.calls_made - made
+                handle.run()
+        return self.calls_made - earlier_calls
 
     def run_ready(self) -> None:
         """Run turns until there is nothing left to do at this moment."""
@@ -147,10 +146,10 @@ class ManualLoop:
         """Move time forward as an idle loop sees it: from call to call, each exactly on time."""
         self.run_ready()
         end = self.clock.now + seconds
-        while (when := self._scheduled[0][0] if self._scheduled else math.inf) <= end:
-            self.clock.advance(max(0.0, when - self.clock.now))
+        while (moment := self._scheduled[0][0] if self._scheduled else math.inf) <= end:
+            self.clock.advance(max(0.0, moment - self.clock.now))
             # The sum above may be rounded to an earlier moment.
-            self.clock.now = max(self.clock.now, when)
+            self.clock.now = max(self.clock.now, moment)
             self.run_ready()
         self.clock.advance(max(0.0, end - self.clock.now))
 

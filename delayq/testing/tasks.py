@@ -1,5 +1,4 @@
 """Tasks in tests: run at once, or recorded."""
-# ruff: noqa: SLF001 - what stands in for a queue has to know how the tasks reach one
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from anyio import to_thread
 
+from delayq._background import running_loop
 from delayq._durations import seconds
 from delayq._functions import annotation_of, is_kind, name_of, show
 from delayq._reliable.ids import new_id
@@ -75,9 +75,9 @@ def _replaced(
     offers: list[Offer[Call]] = []
     with ExitStack() as stack:
         for tasks in groups:
-            binding = tasks, _Recorder(tasks, offers, provided)
-            tasks._bindings.append(binding)
-            stack.callback(tasks._bindings.remove, binding)
+            recorder = _Recorder(tasks, offers, provided)
+            tasks.add_binding(recorder, recorder)
+            stack.callback(tasks.unbind, recorder)
         yield offers
 
 
@@ -124,7 +124,7 @@ class _Recorder:
         raise NoResult(id, keeps=True)
 
     def run(self, work: Callable[[Any], Coroutine[Any, Any, R]]) -> R:
-        if asyncio._get_running_loop() is None:
+        if running_loop() is None:
             return asyncio.run(work(self))
         # One loop cannot run inside another.
         with ThreadPoolExecutor(1) as thread:
@@ -132,8 +132,8 @@ class _Recorder:
 
     async def schedule(self, name: str, *, value: Call, **options: Any) -> datetime:
         del name
-        kept = {each: options[each] for each in options if each in Offer.__dataclass_fields__}
-        self._recorded([Offer(value, **kept)])
+        fields = Offer.__dataclass_fields__
+        self._recorded([Offer(value, **{key: options[key] for key in options if key in fields})])
         return datetime.now(UTC)
 
     def _recorded(self, offers: Sequence[Offer[Call]]) -> list[tuple[str, Call]]:
@@ -154,7 +154,8 @@ class _Recorder:
         """Return what makes a call, and whether that returns a coroutine."""
         task = self._tasks.by_name[call.task]
         injected = {
-            each.name: _provided(task, each.name, provided) for each in task.arguments.injected
+            parameter.name: _provided(task, parameter.name, provided)
+            for parameter in task.arguments.injected
         }
         return (
             partial(task.arguments.call, call.arguments, injected),
@@ -164,9 +165,9 @@ class _Recorder:
 
 def _provided(task: Task[Any, Any], parameter: str, provided: Mapping[Any, object]) -> object:
     kind = annotation_of(task.function, parameter)
-    for each in (kind, get_origin(kind)):
-        if each in provided:
-            return provided[each]
+    for key in (kind, get_origin(kind)):
+        if key in provided:
+            return provided[key]
     raise ConfigurationError(
         f"{name_of(task.function)}() asks for a {show(kind)}: pass eager(...,"
         f" provide={{{show(kind)}: ...}})"

@@ -1,5 +1,4 @@
 """A private server, and time on it that tests can move."""
-# ruff: noqa: SLF001 - moving time underneath a client requires its internals
 
 from __future__ import annotations
 
@@ -69,24 +68,24 @@ async def running(
         EmbeddedServerError: It did not start, or ``delayq[embedded]`` is not installed.
         ConfigurationError: The server is not a temporary one.
     """
-    if server is not None and not server._temporary:
+    if server is not None and server.directory is not None:
         raise ConfigurationError(
             f"running() empties its server, but {server!r} keeps its data: pass"
             " EmbeddedServer(None)"
         )
-    own = EmbeddedServer(None) if server is None else server
+    temporary = EmbeddedServer(None) if server is None else server
     if server is None:
-        await to_thread.run_sync(own.start)
+        await to_thread.run_sync(temporary.start)
     try:
         async with connect(
-            own.url, resync_interval=resync_interval, name_mapper=name_mapper, tasks=tasks
+            temporary.url, resync_interval=resync_interval, name_mapper=name_mapper, tasks=tasks
         ) as client:
-            await _session(client).server.flush()
+            await client.session.server.flush()
             _private.add(client)
             yield client
     finally:
         if server is None:
-            await to_thread.run_sync(own.stop)
+            await to_thread.run_sync(temporary.stop)
 
 
 async def advance(target: Target, by: Duration) -> None:
@@ -108,7 +107,7 @@ async def advance(target: Target, by: Duration) -> None:
     by_us = microseconds(by, "by")
     if by_us > _MOST_US:
         raise BadInput("time can advance by at most 20 years")
-    session = _session(target)
+    session = target.session
     for keys in await _keys_of(target):
         script = ADVANCE_RELIABLE if isinstance(keys, ReliableKeys) else ADVANCE_DELAYED
         await session.server.run(script, keys.of_script(script), (by_us,))
@@ -124,16 +123,16 @@ class Clock:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._passed = timedelta()
+        self._advanced_by = timedelta()
 
     async def advance(self, by: Duration) -> None:
         """Move time forward, as :func:`advance`."""
         await advance(self._target, by)
-        self._passed += timedelta(microseconds=microseconds(by, "by"))
+        self._advanced_by += timedelta(microseconds=microseconds(by, "by"))
 
     async def now(self) -> datetime:
         """Return the server's time (UTC) plus the time by which this clock has been advanced."""
-        return moment_us(await _session(self._target).server.time_us()) + self._passed
+        return moment_us(await self._target.session.server.time_us()) + self._advanced_by
 
 
 async def settled(target: Target, *, timeout: Duration = 10.0) -> None:
@@ -152,30 +151,23 @@ async def settled(target: Target, *, timeout: Duration = 10.0) -> None:
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + seconds(timeout, "timeout")
-    server = _session(target).server
+    server = target.session.server
     while busy := [
-        found for keys in await _keys_of(target) if (found := await _busy(server, keys))
+        figures for keys in await _keys_of(target) if (figures := await _busy(server, keys))
     ]:
         if loop.time() >= give_up_at:
             raise TimeoutError("still busy: " + "; ".join(busy))
         await asyncio.sleep(_LOOK_AGAIN)
 
 
-def _session(target: Target) -> Session:
-    return target.session if isinstance(target, Client) else target._session
-
-
 async def _keys_of(target: Target) -> list[Keys]:
-    if isinstance(target, DelayedQueue):
-        return [target._keys]
-    if isinstance(target, ReliableQueue):
-        await target._consumer.declare()
-        return [partition.keys for partition in target._open.partitions]
-    session = _session(target)
-    found: dict[str, Keys] = {}
+    if not isinstance(target, Client):
+        return [*await target.key_sets()]
+    session = target.session
+    by_channel: dict[str, Keys] = {}
     for queue in session.scheduler.queues:
         if isinstance(queue, OpenDelayedQueue | Partition):
-            found[queue.channels[0]] = queue.keys
+            by_channel[queue.channels[0]] = queue.keys
     if target in _private:
         for (kind, name), partitions in (await find_queues(session.server)).items():
             for partition in partitions:
@@ -184,8 +176,9 @@ async def _keys_of(target: Target) -> list[Keys]:
                     if kind == "delayed"
                     else ReliableKeys.of(name, partition=partition)
                 )
-                found.setdefault(keys.channel if isinstance(keys, DelayedKeys) else keys.wake, keys)
-    return list(found.values())
+                channel = keys.channel if isinstance(keys, DelayedKeys) else keys.wake
+                by_channel.setdefault(channel, keys)
+    return list(by_channel.values())
 
 
 async def _wake(session: Session) -> None:
@@ -195,8 +188,8 @@ async def _wake(session: Session) -> None:
         queue.wake()
         if isinstance(queue, Partition):
             await queue.recurrence.check()
-        if isinstance(queue, OpenDelayedQueue | Partition) and queue.wakeups._task:
-            tasks.add(queue.wakeups._task)
+        if isinstance(queue, OpenDelayedQueue | Partition) and queue.wakeups.task:
+            tasks.add(queue.wakeups.task)
     if tasks:
         await asyncio.wait(tasks, timeout=5.0)
 
@@ -209,9 +202,9 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
             return ""
         return f"{keys.name!r} has {depth.ready} ready and {depth.leased} leased"
     store = DelayedStore(server, keys)
-    found = await store.resync()
+    next_due = await store.resync()
     leased = await store.count_leased()
-    if found.wait_us and not found.extra and not leased:
+    if next_due.wait_us and not next_due.extra and not leased:
         return ""
-    others = "" if found.wait_us else ", and others just came due"
-    return f"{keys.name!r} has {found.extra} ready, {leased} leased{others}"
+    newly_due = "" if next_due.wait_us else ", and others just came due"
+    return f"{keys.name!r} has {next_due.extra} ready, {leased} leased{newly_due}"

@@ -12,7 +12,8 @@ from delayq._reliable.message import Message
 from delayq._reliable.settings import Settings
 from delayq.codecs import JsonCodec
 from delayq.errors import ConfigurationError
-from delayq.tasks._calls import Call, TaskCodec
+from delayq.tasks._calls import Call
+from delayq.tasks._tasks import TaskCodec
 from delayq.worker._injection import HandlerPlan, plan_dependency, plan_injected
 from delayq.worker._listeners import Listener, ListenerSettings, check_on_error, listen
 

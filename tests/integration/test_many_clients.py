@@ -408,10 +408,10 @@ async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_
             values = iter(range(10_000))
 
             async def ten_moments() -> float:
-                before = calls[queue._session.server]
+                before = calls[queue.session.server]
                 await crowd.offer({next(values): 0.05 + n * APART for n in range(10)}, by=queue)
                 await crowd.complete()
-                return calls[queue._session.server] - before
+                return calls[queue.session.server] - before
 
             await ten_moments()
             await one_of_many(ten_moments, 3)
