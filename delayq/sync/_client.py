@@ -14,8 +14,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import Settings, SettingsOptions, check_names
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
-from delayq.sync._bridge import SyncBridge
-from delayq.sync._forwarding import forwards, signed_as
+from delayq.sync._bridge import SyncBridge, forwards, signed_as
 from delayq.sync._queues import DelayedQueue, ReliableQueue
 
 if TYPE_CHECKING:
@@ -236,7 +235,7 @@ class Client:
     def unobserve(self, observer: Observer) -> None:
         """Stop notifying ``observer``, from the next call on. Does nothing if it is unknown."""
         bridge = self._bridge
-        bridge.observers = [other for other in bridge.observers if other is not observer]
+        bridge.observers = [item for item in bridge.observers if item is not observer]
 
     def close(self) -> None:
         """Close every queue and connection of this process, as :meth:`delayq.Client.aclose` does.

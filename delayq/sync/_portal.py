@@ -153,16 +153,16 @@ class Portal:
         A thread that is anywhere else may hold a lock, of a module that it imports for example. In
         a child that is forked meanwhile, nothing would ever release it.
         """
-        held = threading.Event()
+        is_paused = threading.Event()
 
         def hold() -> None:
-            held.set()
+            is_paused.set()
             # Not for ever: a signal handler may make a call before the thread has forked.
             released.wait(_PAUSE)
 
         if threading.get_ident() != self._thread.ident and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(hold)
-            held.wait(_PAUSE)
+            is_paused.wait(_PAUSE)
 
     def disown(self) -> None:
         """Let go of the loop in a forked child, for the parent's sake.
@@ -177,8 +177,8 @@ class Portal:
             # Nothing destroys them but the end of this process.
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
         if isinstance(self._selector, getattr(selectors, "EpollSelector", ())):
-            with select.epoll() as own:
-                os.dup2(own.fileno(), self._selector.fileno(), inheritable=False)
+            with select.epoll() as empty:
+                os.dup2(empty.fileno(), self._selector.fileno(), inheritable=False)
 
     def _call_soon(self, act: Callable[[], None]) -> None:
         try:

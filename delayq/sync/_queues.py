@@ -17,7 +17,7 @@ from delayq._reliable.dead_letters import DeadLetters as AsyncDeadLetters
 from delayq._reliable.groups import Groups as AsyncGroups
 from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
 from delayq.errors import Closed, NotDurable, OutcomeUnknown
-from delayq.sync._forwarding import forwards
+from delayq.sync._bridge import forwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
