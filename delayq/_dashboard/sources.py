@@ -388,16 +388,16 @@ class ReliableSource(ReliableInspector):
     # Partitions
 
     def _by_partition(
-        self, refs: Sequence[MessageRef], most: int = AT_A_TIME
+        self, refs: Sequence[MessageRef], step: int = AT_A_TIME
     ) -> list[tuple[ReliableStore, list[MessageRef]]]:
-        """Return references by partition, without repeats, and at most ``most`` at a time."""
+        """Return references by partition, without repeats, and at most ``step`` at a time."""
         parts: dict[int, list[MessageRef]] = {}
         for ref in dict.fromkeys(refs):
             parts.setdefault(ref.partition, []).append(ref)
         return [
-            (self.stores[number], part[at : at + most])
+            (self.stores[number], part[at : at + step])
             for number, part in parts.items()
-            for at in range(0, len(part), most)
+            for at in range(0, len(part), step)
         ]
 
     async def _change_letters(

@@ -221,27 +221,30 @@ class ReliableInspector:
 
         ``convert`` gets the number of the partition and what it has stored.
         """
-
-        async def pages(number: int, store: ReliableStore) -> SearchPages[M]:
-            async def page(offset: int, limit: int) -> list[M | None]:
-                return [
-                    None if message is None else convert(number, message)
-                    for message in await store.page(state, offset, limit)
-                ]
-
-            return SearchPages(await store.length(state), page)
-
-        return await gather_all([pages(*partition) for partition in enumerate(self.stores)])
+        return await self._pages(
+            lambda store: store.length(state),
+            lambda store, offset, limit: store.page(state, offset, limit),
+            convert,
+        )
 
     async def letter_pages(self, convert: Callable[[int, StoredLetter], M]) -> list[SearchPages[M]]:
         """Return the dead letters, as :meth:`message_pages` returns messages."""
+        return await self._pages(ReliableStore.count_dead, ReliableStore.dead_page, convert)
 
+    async def _pages(
+        self,
+        count: Callable[[ReliableStore], Awaitable[int]],
+        read: Callable[[ReliableStore, int, int], Awaitable[Sequence[R | None]]],
+        convert: Callable[[int, R], M],
+    ) -> list[SearchPages[M]]:
         async def pages(number: int, store: ReliableStore) -> SearchPages[M]:
-            async def page(offset: int, limit: int) -> list[M]:
-                letters = await store.dead_page(offset, limit)
-                return [convert(number, letter) for letter in letters]
+            async def page(offset: int, limit: int) -> list[M | None]:
+                return [
+                    None if item is None else convert(number, item)
+                    for item in await read(store, offset, limit)
+                ]
 
-            return SearchPages(await store.count_dead(), page)
+            return SearchPages(await count(store), page)
 
         return await gather_all([pages(*partition) for partition in enumerate(self.stores)])
 

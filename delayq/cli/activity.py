@@ -238,7 +238,9 @@ def workers(
 def _worker_facts(worker: WorkerInfo) -> dict[str, Any]:
     return {
         **vars(worker),
-        "messages": [{**vars(each), "since": moment_json(each.since)} for each in worker.messages],
+        "messages": [
+            {**vars(message), "since": moment_json(message.since)} for message in worker.messages
+        ],
         "started_at": moment_json(worker.started_at),
         "seen_at": moment_json(worker.seen_at),
     }

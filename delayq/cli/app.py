@@ -11,10 +11,9 @@ import typer
 
 from delayq._version import __version__
 from delayq.cli import lookup, messages, queues
-from delayq.cli._help import HelpfulCommand, HelpfulGroup
+from delayq.cli._typer import HelpfulCommand, HelpfulGroup, join_words
 from delayq.cli.activity import history, workers
 from delayq.cli.bench import bench
-from delayq.cli.completion import join_words
 from delayq.cli.dashboard import dashboard
 from delayq.cli.dead import dead
 from delayq.cli.demo.command import demo

@@ -10,8 +10,8 @@ import typer
 
 from delayq.admin import letters as admin
 from delayq.admin.letters import GroupBy, LetterQuery
-from delayq.cli._help import HelpfulGroup
-from delayq.cli.message_view import payload_of
+from delayq.cli._typer import HelpfulGroup
+from delayq.cli.lookup import payload_of
 from delayq.cli.options import (
     AsJson,
     CodecName,

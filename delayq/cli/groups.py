@@ -11,7 +11,7 @@ import typer
 from delayq._reliable.limits import Limit
 from delayq.admin.reliable import ReliableInspector
 from delayq.admin.wording import describe_group_limit, describe_group_state
-from delayq.cli._help import HelpfulGroup
+from delayq.cli._typer import HelpfulGroup
 from delayq.cli.options import (
     LIMIT_METAVAR,
     AsJson,

@@ -8,7 +8,7 @@ import typer
 
 from delayq._reliable.offers import OnDuplicate
 from delayq.admin.delayed import DelayedInspector
-from delayq.cli.message_view import no_message
+from delayq.cli.lookup import no_message
 from delayq.cli.options import (
     AsJson,
     At,
@@ -258,8 +258,8 @@ def reschedule(
         was_there = await handle.reschedule(id, wait, at=moment)
         return was_there, await _due_at(handle, id) if was_there else None
 
-    (moved, due_at), now = at_server_time(url, act)
-    if not moved:
+    (is_moved, due_at), now = at_server_time(url, act)
+    if not is_moved:
         raise no_message(id)
     _report_due(queue, id, due_at, now, as_json=as_json)
 

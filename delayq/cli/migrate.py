@@ -160,8 +160,8 @@ def summary(result: Migration, seconds: float) -> list[str]:
     """Return what was done, or in a dry run would be, as lines with one figure each."""
     outdated = sum(result.outdated.values())
     if not result.examined:
-        nothing = f"queue {result.queue!r} has no pending messages, so nothing was rewritten"
-        return [f"{nothing}; check that this is its name on the server"]
+        verdict = f"queue {result.queue!r} has no pending messages, so nothing was rewritten"
+        return [f"{verdict}; check that this is its name on the server"]
     lines = [
         f"checked: {result.examined:,}",
         f"would be rewritten: {outdated:,}"

@@ -17,7 +17,7 @@ from delayq.admin.catalog import KINDS, FoundQueue
 from delayq.admin.delayed import DelayedInspector
 from delayq.admin.reliable import ReliableInspector
 from delayq.admin.wording import describe_limit, read_duration, read_limit
-from delayq.cli.completion import delayed_names, queue_names, reliable_names
+from delayq.cli._typer import delayed_names, queue_names, reliable_names
 from delayq.cli.output import CommandFailed, NoQueue, span
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec

@@ -65,7 +65,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 # Error types told apart for each queue: classes made at run time must not fill Prometheus.
 _MOST_ERRORS = 50
-_OTHER = "other"
+_OTHER_TYPES = "other"
 # The longest a scrape waits for the server, seconds: Prometheus gives up after 10.
 _WAIT = 3.0
 # The servers' wording, for calls and within scripts. Any other refusal may not recur.
@@ -139,7 +139,7 @@ class Metrics:
         # Queues that we may not inspect. Asking again would add a line to the server's log.
         self._refused: set[tuple[str, str]] = set()
         # Replaced as a whole, because another thread may be reading it.
-        self._seen: tuple[Metric, ...] = ()
+        self._metrics: tuple[Metric, ...] = ()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -183,18 +183,18 @@ class Metrics:
             stats = {}
             self._unanswered += 1
         depths = {}
-        for key, each in stats.items():
-            if isinstance(each, ServerRefused) and _NOT_PERMITTED.search(str(each)):
+        for key, outcome in stats.items():
+            if isinstance(outcome, ServerRefused) and _NOT_PERMITTED.search(str(outcome)):
                 self._refused.add(key)
-            elif isinstance(each, ServerError):
+            elif isinstance(outcome, ServerError):
                 self._unanswered += 1
             else:
-                depths[key] = each
+                depths[key] = outcome
         queues = self._client.queue_statistics()
-        self._seen = (
+        self._metrics = (
             *_depths(depths),
             *_counters(queues),
-            *self._observer.metrics([each.name for each in queues if each.kind == "reliable"]),
+            *self._observer.metrics([queue.name for queue in queues if queue.kind == "reliable"]),
             *_of_client(self._client.statistics(), self._unanswered),
             _BUILD,
         )
@@ -214,7 +214,7 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Return the latest metrics. Safe to call from any thread."""
-        return self._seen
+        return self._metrics
 
     def describe(self) -> Iterable[Metric]:
         """Return metrics without values, from which the registry learns their names."""
@@ -364,10 +364,10 @@ class _Observer(Observer):
     def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
         self._durations.observe(queue, seconds)
         if error is not None and (failure := failure_of(error)) is not None:
-            counts = self._failures.setdefault(queue, {_OTHER: 0})
+            counts = self._failures.setdefault(queue, {_OTHER_TYPES: 0})
             name = type_name(failure)
             if name not in counts and len(counts) > _MOST_ERRORS:
-                name = _OTHER
+                name = _OTHER_TYPES
             counts[name] = counts.get(name, 0) + 1
 
     def metrics(self, queues: Sequence[str]) -> list[Metric]:
@@ -382,7 +382,7 @@ class _Observer(Observer):
         )
         self._failures = {name: self._failures[name] for name in queues if name in self._failures}
         for queue in queues:
-            for name, count in self._failures.get(queue, {_OTHER: 0}).items():
+            for name, count in self._failures.get(queue, {_OTHER_TYPES: 0}).items():
                 failures.add_metric([queue, name], count)
         return [self._lateness.family(queues), self._durations.family(queues), failures]
 

@@ -823,7 +823,7 @@ def _logged() -> Iterator[None]:
 def shell(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, _logged: None
 ) -> Shell:
-    monkeypatch.setattr("delayq.cli.completion._PATIENCE", 60)
+    monkeypatch.setattr("delayq.cli._typer._TIMEOUT", 60)
 
     def completed(*words: str, url: str = "", of: str = "bash") -> list[str]:
         for name, value in {
@@ -876,7 +876,7 @@ def test_a_shell_is_given_no_name_that_it_could_carry_out(cli: Cli, shell: Shell
 def test_completion_is_empty_and_silent_while_the_server_is_away(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq.cli.completion._PATIENCE", 1)
+    monkeypatch.setattr("delayq.cli._typer._TIMEOUT", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         for url in (f"redis://127.0.0.1:{port}", "redis://127.0.0.1:1", "nonsense"):

@@ -55,7 +55,7 @@ _HINT = "An address is, for example, redis://127.0.0.1:6379/0"
 _USUAL = 4
 
 _SETTINGS = frozenset(SettingsOptions.__annotations__)
-_OWN = frozenset({"url", "prefix", "timeout"})
+_OPTIONS = _SETTINGS | {"url", "prefix", "timeout"}
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,8 @@ class Options:
         """
         if not isinstance(options, dict):
             raise BadInput(f"OPTIONS must be a dict, not {options!r}")
-        if unknown := sorted(str(name) for name in options if name not in _SETTINGS | _OWN):
-            raise BadInput(
-                f"there is no option {unknown[0]!r}, only {', '.join(sorted(_SETTINGS | _OWN))}"
-            )
+        if unknown := sorted(str(name) for name in options if name not in _OPTIONS):
+            raise BadInput(f"there is no option {unknown[0]!r}, only {', '.join(sorted(_OPTIONS))}")
         url, prefix, timeout = options.get("url"), options.get("prefix", ""), options.get("timeout")
         for name, value in (("url", url or ""), ("prefix", prefix)):
             if not isinstance(value, str):
@@ -260,47 +258,49 @@ class DelayqBackend(BaseTaskBackend):
             NotImplementedError: The option is not set, or ``QUEUES`` allows any name.
             DelayqError: As for :meth:`delayq.ReliableQueue.history`.
         """
-        self._demand_results()
+        self._check_results()
         shared = self._shared
         return result_of(self.alias, result_id, shared.client.run(self._find, shared, result_id))
 
     async def aget_result(self, result_id: str) -> TaskResult:
         """Return what is known about a task, as :meth:`get_result` does."""
-        self._demand_results()
+        self._check_results()
         shared = self._shared
-        found = await shared.client.arun(self._find, shared, result_id)
+        history = await shared.client.arun(self._find, shared, result_id)
         # It may import the module of the task.
-        return await sync_to_async(result_of)(self.alias, result_id, found)
+        return await sync_to_async(result_of)(self.alias, result_id, history)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check ``QUEUES`` and ``OPTIONS``, for ``manage.py check``."""
-        where = f"TASKS[{self.alias!r}]"
-        found = list(super().check(**kwargs))  # type: ignore[misc]
+        subject = f"TASKS[{self.alias!r}]"
+        messages = list(super().check(**kwargs))  # type: ignore[misc]
         try:
             options = Options.of(self.options)
         except BadInput as error:
-            return [*found, checks.Error(f"{where}['OPTIONS']: {error}", id="delayq.E001")]
+            return [*messages, checks.Error(f"{subject}['OPTIONS']: {error}", id="delayq.E001")]
         address = options.url or os.environ.get(URL_VARIABLE)
         if not address:
             # Not an error: an image may be built where no address is known.
-            found.append(checks.Warning(f"{where}: {_NO_ADDRESS}", hint=_HINT, id="delayq.W001"))
+            messages.append(
+                checks.Warning(f"{subject}: {_NO_ADDRESS}", hint=_HINT, id="delayq.W001")
+            )
         elif _is_private(address):
-            found.append(checks.Error(f"{where}: {_PRIVATE}", hint=_HINT, id="delayq.E002"))
+            messages.append(checks.Error(f"{subject}: {_PRIVATE}", hint=_HINT, id="delayq.E002"))
         else:
             try:
                 connect(address)
             except ConfigurationError as error:
-                found.append(checks.Error(f"{where}: {error}", hint=_HINT, id="delayq.E002"))
+                messages.append(checks.Error(f"{subject}: {error}", hint=_HINT, id="delayq.E002"))
         if isinstance(self._queues_given, str):
-            text = f"{where}['QUEUES'] must be a list of names, not a str"
-            return [*found, checks.Error(text, id="delayq.E003")]
+            text = f"{subject}['QUEUES'] must be a list of names, not a str"
+            return [*messages, checks.Error(text, id="delayq.E003")]
         for name in self.queues:
             try:
                 ReliableKeys.of(options.prefix + name)
             except (BadName, TypeError) as error:
-                text = f"{where}['QUEUES']: {name!r} cannot be a queue: {error}"
-                found.append(checks.Error(text, id="delayq.E003"))
-        return found
+                text = f"{subject}['QUEUES']: {name!r} cannot be a queue: {error}"
+                messages.append(checks.Error(text, id="delayq.E003"))
+        return messages
 
     def _message(
         self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -313,8 +313,8 @@ class DelayqBackend(BaseTaskBackend):
                 f"{func.__qualname__!r} is in the program itself, where no worker can import it:"
                 " move it to a module."
             )
-        found = getattr(sys.modules.get(func.__module__), func.__qualname__, None)
-        if not isinstance(found, Task):
+        attribute = getattr(sys.modules.get(func.__module__), func.__qualname__, None)
+        if not isinstance(attribute, Task):
             raise InvalidTask(
                 f"{task.module_path!r} must be the Task itself, for a worker to find it: decorate"
                 " the function with @task."
@@ -337,11 +337,11 @@ class DelayqBackend(BaseTaskBackend):
     def _queue(self, client: Client, shared: _Shared, queue_name: str) -> ReliableQueue[Any]:
         """Return a queue, which is opened for the first call only. Called in the client's loop."""
         key, settings = (self.alias, queue_name), self.delayq_options.settings
-        known = shared.queues.get(key)
-        if known is None or known[0] is not client or known[1] != settings:
+        entry = shared.queues.get(key)
+        if entry is None or entry[0] is not client or entry[1] != settings:
             queue = client.reliable_queue(self.message_queue(queue_name), **settings)
-            known = shared.queues[key] = (client, settings, queue)
-        return known[2]
+            entry = shared.queues[key] = (client, settings, queue)
+        return entry[2]
 
     async def _offer(
         self,
@@ -353,11 +353,12 @@ class DelayqBackend(BaseTaskBackend):
     ) -> str:
         return await self._queue(client, shared, queue_name).offer(value, **options)
 
-    def _demand_results(self) -> None:
+    def _check_results(self) -> None:
         if not self.supports_get_result:
-            what = "names in QUEUES" if self.options.get("keep") else "keep in OPTIONS"
+            missing = "names in QUEUES" if self.options.get("keep") else "keep in OPTIONS"
             raise NotImplementedError(
-                f"TASKS[{self.alias!r}] keeps no results that can be found by id: it needs {what}"
+                f"TASKS[{self.alias!r}] keeps no results that can be found by id: it needs"
+                f" {missing}"
             )
 
     async def _find(
@@ -370,13 +371,13 @@ class DelayqBackend(BaseTaskBackend):
         names = sorted(self.queues)
         queues = [self._queue(client, shared, name) for name in names]
         try:
-            found = await asyncio.gather(*(queue.history(id) for queue in queues))
+            histories = await asyncio.gather(*(queue.history(id) for queue in queues))
         except BadInput:
             return None
-        return next(
-            ((name, each) for name, each in zip(names, found, strict=True) if each is not None),
-            None,
-        )
+        for name, history in zip(names, histories, strict=True):
+            if history is not None:
+                return name, history
+        return None
 
     def _result(self, task: Task, id: str, value: Mapping[str, Any]) -> TaskResult:  # noqa: A002
         return TaskResult(

@@ -60,54 +60,56 @@ def read_call(alias: str, queue_name: str, value: Any) -> tuple[Task, list[Any],
     return task, args, kwargs
 
 
-def result_of(alias: str, id: str, found: tuple[str, MessageHistory] | None) -> TaskResult:  # noqa: A002
+def result_of(alias: str, id: str, entry: tuple[str, MessageHistory] | None) -> TaskResult:  # noqa: A002
     """Return the result of a task.
 
     Args:
         alias: The key of the backend in ``TASKS``.
         id: The result's id.
-        found: The ``queue_name`` of the task, and the history of its message; None if there is no
+        entry: The ``queue_name`` of the task, and the history of its message; None if there is no
             such message.
 
     Raises:
         TaskResultDoesNotExist: There is none.
     """
-    if found is None or (status := _STATUS.get(found[1].state)) is None:
+    if entry is None or (status := _STATUS.get(entry[1].state)) is None:
         raise TaskResultDoesNotExist(id)
-    queue_name, history = found
+    queue_name, history = entry
     try:
-        kept = history.result if history.payload is None else JsonCodec().decode(history.payload)
-        task, args, kwargs = read_call(alias, queue_name, kept)
+        record = history.result if history.payload is None else JsonCodec().decode(history.payload)
+        task, args, kwargs = read_call(alias, queue_name, record)
     except (Reject, ValueError) as error:
         raise TaskResultDoesNotExist(id) from error
     attempts = history.attempts
-    began = [each.started_at for each in attempts if each.started_at is not None]
-    is_first_known = attempts and attempts[0].number == 1
-    # Records begin with the last ten, and a worker leaves its name at the end of an attempt.
-    before = attempts[0].number - 1 if attempts else 0
+    starts = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
+    has_first = attempts and attempts[0].number == 1
+    # The last ten are recorded, and a worker leaves its name at the end of an attempt.
+    forgotten = attempts[0].number - 1 if attempts else 0
     running = [UNKNOWN_WORKER] if status is TaskResultStatus.RUNNING else []
     result = TaskResult(
         task=task,
         id=id,
         status=status,
         enqueued_at=_local(history.offered_at),
-        started_at=_local(attempts[0].started_at) if is_first_known else None,
-        last_attempted_at=_local(began[-1]) if began else None,
+        started_at=_local(attempts[0].started_at) if has_first else None,
+        last_attempted_at=_local(starts[-1]) if starts else None,
         finished_at=_local(history.finished_at),
         args=args,
         kwargs=kwargs,
         backend=alias,
         errors=_errors(history),
-        worker_ids=[UNKNOWN_WORKER] * before + [each.worker for each in attempts] + running,
+        worker_ids=[UNKNOWN_WORKER] * forgotten
+        + [attempt.worker for attempt in attempts]
+        + running,
     )
     if status is TaskResultStatus.SUCCESSFUL:
         # Results are frozen for their users.
-        object.__setattr__(result, "_return_value", kept["returned"])
+        object.__setattr__(result, "_return_value", record["returned"])
     return result
 
 
 def _errors(history: MessageHistory) -> list[TaskError]:
-    errors = [_error(each) for each in history.attempts if each.error]
+    errors = [_error(attempt) for attempt in history.attempts if attempt.error]
     if history.state == "dead" and not (history.attempts and history.attempts[-1].error):
         kind = "MessageFailed" if history.error in _REASONS else "Reject"
         errors.append(TaskError(exception_class_path=f"delayq.{kind}", traceback=history.error))
@@ -116,8 +118,8 @@ def _errors(history: MessageHistory) -> list[TaskError]:
 
 def _error(attempt: Attempt) -> TaskError:
     # It begins with the path of the class, without the module if that is "builtins".
-    found = _CLASS.match(attempt.error)
-    path = "Exception" if found is None else found[0]
+    match = _CLASS.match(attempt.error)
+    path = "Exception" if match is None else match[0]
     return TaskError(
         exception_class_path=path if "." in path else f"builtins.{path}",
         traceback=attempt.traceback or attempt.error,
@@ -142,15 +144,15 @@ def find(path: object) -> Task:
     if not isinstance(path, str):
         raise Reject("it is not a call of a Django task")
     try:
-        found = import_string(path)
+        task = import_string(path)
     except ImportError as error:
         if not _is_absent(path, error):
             # A module that it imports is missing: a later attempt may find it installed.
             raise
         raise Reject(f"unknown task: {error}") from error
-    if not isinstance(found, Task):
+    if not isinstance(task, Task):
         raise Reject(f"unknown task: {path} is not a Task")
-    return found
+    return task
 
 
 def _is_absent(path: str, error: ImportError) -> bool:

@@ -183,17 +183,17 @@ class TaskRun:
 
     def _failed(self, error: BaseException) -> None:
         # Receivers see the same error as with Django's own backends.
-        shown = (error.__cause__ or error) if isinstance(error, _NoJson) else error
-        kind = type(shown)
+        reported = (error.__cause__ or error) if isinstance(error, _NoJson) else error
+        kind = type(reported)
         self._result.errors.append(
             TaskError(
                 exception_class_path=f"{kind.__module__}.{kind.__qualname__}",
-                traceback="".join(format_exception(shown)),
+                traceback="".join(format_exception(reported)),
             )
         )
-        said = instruction_of(error)
-        if isinstance(said, Reject) or (
-            self._message.is_last_attempt and not isinstance(said, Snooze)
+        instruction = instruction_of(error)
+        if isinstance(instruction, Reject) or (
+            self._message.is_last_attempt and not isinstance(instruction, Snooze)
         ):
             self._finish(TaskResultStatus.FAILED)
         else:

@@ -120,7 +120,7 @@ class Command(BaseCommand):
         if find_spec("typer") is None:
             raise CommandError("--processes needs the extra `cli`: pip install 'delayq[cli]'")
         # Django's --pythonpath, and the directory of manage.py, are not in the environment.
-        path = os.pathsep.join(each for each in sys.path if each)
+        path = os.pathsep.join(filter(None, sys.path))
         os.environ.update(PYTHONPATH=path, DELAYQ_DJANGO_WORKER=json.dumps(arguments))
         command = [sys.executable, "-m", "delayq", "worker", f"{_PROCESS}:worker"]
         command += [f"--processes={count}", *(["--burst"] if burst else [])]
