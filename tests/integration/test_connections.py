@@ -182,22 +182,6 @@ async def test_callers_who_wait_for_a_connection_are_not_overtaken(single: Conne
     assert order == ["first", "second", "third"]
 
 
-async def test_a_caller_who_goes_takes_no_answer_from_others(own_server: PrivateServer) -> None:
-    async with (
-        Links(own_server, round_trip=50) as links,
-        delayq.connect(links.url, max_connections=1) as client,
-    ):
-        queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-        await queue.offer(0, 3600)
-        opened = client.statistics().connections_opened
-        looks = [asyncio.create_task(queue.pending.size()) for _ in range(20)]
-        await asyncio.sleep(0.02)
-        for look in looks[::2]:
-            look.cancel()
-        assert await asyncio.gather(*looks[1::2]) == [1] * 10
-        assert client.statistics().connections_opened == opened
-
-
 async def test_connections_have_a_name_without_a_right(server: PrivateServer, raw: Any) -> None:
     rules = ("on", "nopass", "~*", "&*", "+@all", "-client")
     await raw.execute_command("ACL", "SETUSER", "plain", *rules)

@@ -341,21 +341,6 @@ async def test_a_foreign_key_hides_no_other_queue(server: PrivateServer, raw: An
         assert await asyncio.wait_for(taker, 60) == 1
 
 
-async def test_every_connection_may_be_busy(
-    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A connection in doubt is judged by one that does not count.
-    monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 60)
-    async with delayq.connect(server.url, max_connections=1) as client:
-        queue: Orders = client.delayed_queue("orders")
-        takers = [asyncio.create_task(queue.take()) for _ in range(50)]
-        await asyncio.gather(
-            *(queue.offer(i, 0.01) for i in range(50)), *(queue.pending.size() for _ in range(50))
-        )
-        assert sorted(await asyncio.gather(*takers)) == list(range(50))
-        assert client.statistics().connections <= 3
-
-
 @pytest.mark.usefixtures("_impatient")
 async def test_while_the_server_is_away_calls_wait_and_then_say_so(
     own_server: PrivateServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -72,47 +72,6 @@ async def test_a_message_knows_its_group(client: Client) -> None:
             await jobs.groups.set_limit(name, Limit())
 
 
-@pytest.mark.every_server
-async def test_groups_take_turns(client: Client) -> None:
-    jobs, batches = (client.reliable_queue(name, lease=3600) for name in ("jobs", "batches"))
-    for queue in (jobs, batches):
-        await queue.offer_many(of_group("a", *range(5)))
-        await queue.offer_many(of_group("b", *range(10, 13)))
-        await queue.offer_many(of_group(None, *range(20, 22)))
-    assert await one_by_one(jobs) == [0, 10, 20, 1, 11, 21, 2, 12, 3, 4]
-    # So they do within one claim,
-    assert await values(batches, 6) == [0, 10, 20, 1, 11, 21]
-    assert await values(batches, 6) == [2, 12, 3, 4]
-    # and after a change of limits.
-    await jobs.configure(group_limit=Limit(concurrency=1))
-    await jobs.offer_many([*of_group("c", *range(4)), *of_group("d", *range(10, 14))])
-    assert await claimed(jobs) == [0, 10]
-    assert await jobs.claim() == []
-    await jobs.configure(group_limit=None)
-    assert await one_by_one(jobs) == [1, 11, 2, 12, 3, 13]
-
-
-@pytest.mark.every_server
-async def test_no_more_messages_run_than_the_limits_allow(client: Client) -> None:
-    jobs = client.reliable_queue(
-        "jobs", lease=7200, limit=Limit(concurrency=4), group_limit=Limit(concurrency=2)
-    )
-    await jobs.offer_many(of_group("a", *range(5)))
-    await jobs.offer_many(of_group("b", *range(10, 15)))
-    await jobs.offer_many(of_group("c", 20))
-    first = await claim_all(jobs)
-    assert [message.value for message in first] == [0, 10, 20, 1]
-    assert await jobs.claim(10) == []
-    await first[0].ack()
-    assert await claimed(jobs) == [11]
-    await first[1].nack(0)
-    assert await claimed(jobs) == [2]
-    await first[3].bury("why")
-    assert await claimed(jobs) == [12]
-    await first[2].snooze(3600)
-    assert await claimed(jobs) == [3]
-
-
 async def test_many_lost_leases_let_no_group_exceed_its_limit(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
     await jobs.offer_many([Offer(n, group=f"{n % 130}") for n in range(260)])
@@ -125,26 +84,6 @@ async def test_many_lost_leases_let_no_group_exceed_its_limit(client: Client, ra
         assert max(Counter(message.group for message in running).values()) == 1
         await running.pop(0).ack()
     assert len(running) >= 128
-
-
-@pytest.mark.every_server
-async def test_a_message_handed_out_holds_up_its_ordered_group(
-    client: Client, store: Store
-) -> None:
-    jobs = client.reliable_queue(
-        "jobs", lease=1800, max_attempts=None, group_limit=Limit(ordered=True)
-    )
-    for how in ("nack", "snooze", "extend", "release"):
-        await jobs.offer_many(of_group(how, 1, 2))
-        await jobs.offer(9, group="b")
-        message = await claim_one(jobs)
-        await getattr(message, how)(*([] if how == "release" else [1800]))
-        # A higher priority does not overtake it.
-        await jobs.offer(3, group=how, priority=9)
-        if how != "release":
-            assert await one_by_one(jobs) == [9]
-            await store.let_pass(1801)
-        assert [value for value in await one_by_one(jobs) if value != 9] == [1, 3, 2], how
 
 
 @pytest.mark.parametrize(
@@ -275,23 +214,6 @@ async def test_a_refilled_rate_wakes_a_waiting_client(
 
 
 @pytest.mark.every_server
-async def test_groups_have_limits_and_pauses_of_their_own(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=1))
-    await jobs.groups.set_limit("b", Limit(concurrency=2))
-    await jobs.groups.pause("c")
-    for group in "abc":
-        await jobs.offer_many(of_group(group, 1, 2, 3))
-    assert Counter(message.group for message in await jobs.claim(10)) == {"a": 1, "b": 2}
-    assert [each.name for each in await jobs.groups.list(after="a", limit=1)] == ["b"]
-    assert await jobs.groups.resume("c") is True
-    assert await jobs.groups.resume("c") is False
-    assert [message.group for message in await jobs.claim(10)] == ["c"]
-    await jobs.groups.set_limit("b", None)
-    assert (await jobs.groups.get("b")).limit == Limit(1)
-    assert (await jobs.groups.get("new")).waiting == 0
-
-
-@pytest.mark.every_server
 async def test_a_message_whose_moment_cannot_be_read_is_due(client: Client, raw: Any) -> None:
     jobs, keys = client.reliable_queue("jobs"), ReliableKeys.of("jobs")
     await jobs.offer(1, group="a", id="x")
@@ -315,15 +237,6 @@ async def test_outdated_starts_are_removed_even_of_deleted_groups(client: Client
         assert len(await jobs.claim(5)) == 5
     # By chance, about one call in four has looked at 48.
     assert await raw.zcard(starts) - 500 < 1700
-
-
-@pytest.mark.every_server
-async def test_groups_take_turns_after_a_crash(client: Client, raw: Any) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600)
-    await jobs.offer_many([*of_group("a", 1, 2), *of_group("b", 3)])
-    assert len(await jobs.claim(3)) == 3
-    await Store(raw, "jobs").let_pass(3601)
-    assert await one_by_one(jobs) == [1, 3, 2]
 
 
 @pytest.mark.every_server

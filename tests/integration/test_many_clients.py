@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -422,24 +421,6 @@ async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_
             await until(queue.ready.size, equals=1)
 
 
-@mostly_delayed
-async def test_a_client_that_hears_nothing_doubles_nothing_and_delays_nothing_for_ever(
-    server: PrivateServer, kind: Kind, raw: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crowd, chance = Crowd(kind, server.url, resync=0.5), random.Random(11)
-    async with crowd.of(4), delayq.connect(server.url) as producer:
-        queue = kind.open(producer)
-        await crowd.subscribed(raw, others=not kind.reliable)
-        # A half-open link looks like silence.
-        subscriber = crowd.clients[0].session.scheduler.subscriber
-        monkeypatch.setattr(subscriber, "_handle", lambda _: None)
-        for start in range(0, 120, 12):
-            await crowd.offer({start + n: chance.random() * 0.2 for n in range(12)}, by=queue)
-            await asyncio.sleep(0.02)
-        await crowd.complete()
-        crowd.check()
-
-
 @mostly_reliable
 async def test_large_offers_reach_all_waiting_clients(server: PrivateServer, kind: Kind) -> None:
     """A batch is backdated slightly to keep its order. No earlier claim may hide it."""
@@ -452,28 +433,3 @@ async def test_large_offers_reach_all_waiting_clients(server: PrivateServer, kin
             at += count
             await crowd.complete()
         crowd.check()
-
-
-async def test_clients_that_take_singly_get_all_messages(server: PrivateServer, kind: Kind) -> None:
-    """The re-check never helps here: no message that a client knows of may be forgotten."""
-    chance, got = random.Random(3), list[int]()
-    async with AsyncExitStack() as stack:
-        clients = [
-            await stack.enter_async_context(delayq.connect(server.url, resync_interval=NEVER))
-            for _ in range(3)
-        ]
-        queues = [kind.open(client) for client in clients]
-
-        async def take(queue: Any) -> None:
-            while True:
-                got.append(await kind.take(queue))
-                await asyncio.sleep(chance.choice((0, 0, 0.001, 0.01)))
-
-        takers = [asyncio.create_task(take(queue)) for queue in queues for _ in range(2)]
-        for start in range(0, 300, 6):
-            delays = [chance.choice((0, 0.001, 0.01, chance.random() * 0.1)) for _ in range(6)]
-            await kind.offer(chance.choice(queues), dict(enumerate(delays, start)))
-            await asyncio.sleep(chance.choice((0, 0.005)))
-        await until(lambda: len(got) >= 300, 30)
-        await end(*takers)
-    assert sorted(got) == list(range(300))

@@ -355,22 +355,6 @@ async def test_dead_letters_are_of_all_partitions(jobs: ReliableQueue[int]) -> N
     assert sorted(await handled(jobs, 18)) == [n for n in range(20) if n not in (4, 5)]
 
 
-async def test_a_schedule_recurs_in_one_partition(jobs: ReliableQueue[int]) -> None:
-    for name in ("a", "b", "c"):
-        await jobs.schedule(name, every=0.05, value=1)
-    assert [each.name for each in await jobs.schedules()] == ["a", "b", "c"]
-    seen: Counter[str] = Counter()
-    async for message in jobs:
-        async with message:
-            seen[message.id.partition("@")[0]] += 1
-            assert await jobs.get(message.id) is not None
-        if min(seen[name] for name in ("a", "b", "c")) >= 2:
-            break
-    for name in ("a", "b", "c"):
-        assert await jobs.unschedule(name)
-    assert await jobs.schedules() == []
-
-
 async def test_a_failed_batch_names_stored_and_refused_messages_of_all_partitions(
     jobs: ReliableQueue[int],
 ) -> None:

@@ -632,20 +632,6 @@ async def test_a_process_without_cronsim_uses_the_moments_that_are_stored(
         assert timedelta(0) < message.due_at - await worker.server_time() <= HOUR
 
 
-@pytest.mark.every_server
-@needs_cron
-async def test_moments_are_computed_ahead_while_there_are_some_left(jobs: Jobs, raw: Any) -> None:
-    await jobs.schedule("tick", cron="*/1 * * * *", value="tick")
-    for _ in range(80):
-        await (await take(jobs, 60)).ack()
-        assert len(await waiting(jobs)) == 1
-
-    async def enough() -> bool:
-        return len(facts(await raw.hget(SCHEDULES, "tick"))["upcoming"]) >= 8
-
-    await until(enough)
-
-
 async def test_a_client_that_only_consumes_keeps_a_recurrence_going(
     server: PrivateServer, jobs: Jobs
 ) -> None:

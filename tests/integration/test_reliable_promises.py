@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import delayq
 from delayq import Offer
 from tests.support.reliable import claim_one, leased, values
-from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
     from tests.support.reliable import Jobs
     from tests.support.reliable_store import Store
-    from tests.support.servers import PrivateServer
 
 
 @pytest.mark.every_server
@@ -67,13 +63,3 @@ async def test_a_bad_reply_to_a_claim_hands_out_nothing(
     message = await claim_one(jobs, wait=60)
     # The messages claimed by the first call went back, and its attempt does not count.
     assert (message.value, message.attempt) == (1, 1)
-
-
-async def test_a_shortened_lease_wakes_a_waiting_claim(server: PrivateServer, jobs: Jobs) -> None:
-    message = await leased(jobs)
-    async with delayq.connect(server.url, resync_interval=3600) as other:
-        waiting = asyncio.create_task(other.reliable_queue("jobs", lease=LEASE).claim(wait=3600))
-        await asyncio.sleep(0.2)
-        await message.extend(0.2)
-        (again,) = await asyncio.wait_for(waiting, 30)
-    assert again.id == message.id

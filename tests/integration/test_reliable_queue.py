@@ -454,24 +454,25 @@ async def test_many_messages_are_cancelled_or_rescheduled(jobs: Jobs, store: Sto
     assert await depths(jobs) == (50, 0, 1, 0)
 
 
-NEWS: dict[str, Any] = {
+CHANGES: dict[str, Any] = {
     "offer": lambda jobs, _: jobs.offer(1),
     "reschedule": lambda jobs, _: jobs.reschedule("a", 0.01),
     "nack": lambda _, held: held.nack(0.01),
     "release": lambda _, held: held.release(),
+    "extend": lambda _, held: held.extend(0.2),
     "resume": lambda jobs, _: jobs.resume(),
     "redrive": lambda jobs, _: jobs.dead.redrive(),
 }
 
 
-@pytest.mark.parametrize("how", NEWS)
-async def test_changed_settings_wake_a_claim_of_another_client(
+@pytest.mark.parametrize("how", CHANGES)
+async def test_every_change_wakes_a_claim_of_another_client(
     server: PrivateServer, jobs: Jobs, how: str
 ) -> None:
     async with delayq.connect(server.url, resync_interval=HOUR) as other:
         if how != "offer":
             await jobs.offer(1, HOUR if how == "reschedule" else 0, id="a")
-        held = await claim_one(jobs) if how in ("nack", "release") else None
+        held = await claim_one(jobs) if how in ("nack", "release", "extend") else None
         if how == "redrive":
             await bury_all(jobs)
         if how == "resume":
@@ -480,7 +481,7 @@ async def test_changed_settings_wake_a_claim_of_another_client(
         # Wait until it has looked and found nothing.
         await until(lambda: other.statistics().waiting and other.statistics().round_trips > 3)
         await asyncio.sleep(0.05)
-        await NEWS[how](jobs, held)
+        await CHANGES[how](jobs, held)
         (message,) = await asyncio.wait_for(waiting, 30)
         assert message.value == 1
 
@@ -497,28 +498,6 @@ async def test_reading_messages_leases_none(jobs: Jobs) -> None:
             async with message:
                 pass
     assert await values(jobs) == [1]
-
-
-@pytest.mark.every_server
-@pytest.mark.parametrize(
-    ("state", "left"), [("delayed", (0, 300, 5, 0)), ("ready", (300, 0, 5, 0)), ("all", (0,) * 4)]
-)
-async def test_a_purge_drops_one_state(jobs: Jobs, store: Store, state: Any, left: Any) -> None:
-    await jobs.offer_many([Offer(value=n, delay=HOUR * 2, priority=n % 2) for n in range(300)])
-    await jobs.offer_many(offers(5, priority=9))
-    held = await jobs.claim(5)
-    await jobs.offer_many(offers(300))
-    steps: list[tuple[int, int]] = []
-    dropped = await jobs.purge(state, progress=lambda *step: steps.append(step))
-    assert dropped == 605 - sum(left)
-    assert {total for _, total in steps} == {dropped}
-    assert steps == sorted(steps)
-    assert steps[-1][0] == dropped
-    assert await depths(jobs) == left
-    (await store.look()).demand_no_orphans()
-    if state == "all":
-        with pytest.raises(delayq.LeaseLost):
-            await held[0].ack()
 
 
 @pytest.mark.every_server

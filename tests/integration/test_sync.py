@@ -128,7 +128,7 @@ async def test_another_event_loop_awaits_what_the_client_does(server: PrivateSer
         await client.arun(offer, "ada", to="4")
 
 
-def test_an_observer_is_told_of_the_calls_of_a_client(client: sync.Client) -> None:
+def test_a_client_reports_figures_and_errors_to_its_caller(client: sync.Client) -> None:
     threads: list[int] = []
 
     def offers() -> Iterator[delayq.Offer[int]]:

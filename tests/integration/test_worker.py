@@ -27,7 +27,6 @@ from tests.support.waiting import until
 from tests.support.workers import SETTINGS, Gate, Seen, failed, on_jobs, raising, work_off
 
 if TYPE_CHECKING:
-    from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
 
 __all__ = ["raw", "store"]
@@ -593,30 +592,6 @@ async def test_an_ack_that_comes_too_late_is_logged_and_changes_nothing(
     assert await depths(jobs) == (1, 0, 0, 0)
 
 
-async def test_the_lease_is_renewed_while_a_handler_runs(
-    client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delayq._engine.lease_keeper._TIMES", OFTEN)
-    queue = client.reliable_queue("jobs", lease=LEASE)
-    gate, workers = Gate(), [Worker(client), Worker(client)]
-    for worker in workers:
-        worker.listener("jobs", lease=LEASE)(gate)
-
-    async def is_renewed() -> bool:
-        (ends_us,) = (await store.look()).leases.values()
-        return ends_us > 0.9 * LEASE * 1_000_000
-
-    await queue.offer(1)
-    async with workers[0], workers[1]:
-        await until(lambda: gate.inside)
-        for _ in range(3):  # longer than two leases
-            await store.let_pass(0.8 * LEASE)
-            await until(is_renewed)
-        assert gate.seen == gate.inside == [1]
-        gate.open()
-    assert await depths(queue) == NONE
-
-
 # Concurrency
 
 
@@ -668,29 +643,6 @@ async def test_messages_of_a_busy_worker_are_free_for_others(client: Client, job
             await until(lambda: sorted([*free, *stuck.seen]) == list(range(50, 90)))
         assert stuck.seen == [50]
         stuck.open()
-    assert await depths(jobs) == NONE
-
-
-async def test_messages_of_a_worker_that_has_become_slow_are_free_for_others(
-    client: Client, jobs: Jobs
-) -> None:
-    slow, others = Seen(), Seen()
-    busy, idle = Worker(client, concurrency=1), Worker(client, concurrency=1)
-
-    @on_jobs(busy)
-    async def handle(value: int) -> None:
-        # Be quick at first, so that messages are claimed ahead.
-        if value >= 50:
-            slow.append(value)
-            await asyncio.sleep(0.1)
-
-    on_jobs(idle)(others)
-    await jobs.offer_many(offers(150))
-    async with busy:
-        await until(lambda: bool(slow))
-        async with idle:
-            await until(lambda: sorted([*slow, *others]) == list(range(50, 150)))
-    assert len(others) > 50
     assert await depths(jobs) == NONE
 
 

@@ -236,22 +236,6 @@ async def test_a_full_batch_follows_the_first_one_on_its_connection(store: Store
     assert store.batches == [[1], [2, 3], [4, 5, 6], [7]]
 
 
-async def test_a_repeated_batch_holds_the_next_one_back_until_its_reply(store: Store) -> None:
-    store.limit(MIN_SECOND_BATCH=1)
-    batcher = store.batcher
-    first, second = batcher.submit(1, 1), batcher.submit(2, 1)
-    store.answer.put_nowait(ServerUnavailable("restarting"))
-    store.reply()
-    assert await second == 20
-    third = batcher.submit(3, 1)
-    await turns()
-    assert store.batches == [[1], [2]]
-    assert not first.done()
-    store.reply(2)
-    assert await first == 100
-    assert await third == 30
-
-
 async def test_two_batches_that_were_not_carried_out_are_repeated_in_order(store: Store) -> None:
     """On separate connections, the second might overtake the first."""
     store.limit(MIN_SECOND_BATCH=1)

@@ -10,7 +10,6 @@ import pytest
 from delayq._background import Background
 from delayq._engine.context import EngineContext
 from delayq._engine.server_clock import ServerClock
-from delayq._engine.store import NextDue
 from delayq._engine.wakeup import WakeupLoop
 from delayq._redis.topology import Topology
 from delayq._timer.timer import HashedWheelTimer
@@ -123,23 +122,6 @@ async def test_failures_in_a_row_are_one_line(desk: Desk, caplog: pytest.LogCapt
     desk.loop.wake()
     await desk.reply(RuntimeError("broken"))
     assert "broken" in caplog.text
-
-
-async def test_other_clients_are_summoned_if_some_are_dormant(desk: Desk) -> None:
-    summoned = 0
-
-    async def summon(left: int) -> None:
-        nonlocal summoned
-        assert left == 1
-        summoned += 1
-        raise ServerUnavailable("away")
-
-    desk.loop.transferred(1)
-    desk.loop.more_is_due(summon)
-    desk.loop.on_recheck(desk.us(10), NextDue(10_000_000, 0, 1, 500, 0, b"0"))
-    desk.loop.more_is_due(summon)
-    await desk.reply()
-    assert summoned == 1
 
 
 async def test_a_timer_that_could_not_be_set_does_not_stand_in_for_a_later_one(
