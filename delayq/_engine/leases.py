@@ -91,8 +91,7 @@ class Acknowledger(Generic[L]):
     def ack(self, lease: L, size: int = 1) -> Future[bool | OutcomeUnknown]:
         """Acknowledge a message. The future has the outcome, for :func:`check_outcome`.
 
-        ``size`` is how many others it displaces from its call, plus one. Raises :class:`Closed` at
-        once.
+        ``size`` is the number of places that it takes in a call. Raises :class:`Closed` at once.
         """
         return self._acks.submit(lease, size)
 
@@ -192,8 +191,8 @@ def _retry_time(clock: ServerClock, ends_us: Sequence[int]) -> float:
 
 
 class Batch(deque[Item]):
-    """The messages that a loop has at hand. While there are some, or it fetches more, it need not
-    wait for acknowledgements: it would wait for the server twice.
+    """The messages that a loop has at hand. While there are some, or it fetches more, it does not
+    wait for acknowledgements, because it would wait for the server twice.
     """
 
     ack_time: float = 0.0

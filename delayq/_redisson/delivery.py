@@ -137,7 +137,14 @@ class Delivery(Generic[T]):
         retry_us: int,
         ahead: Batch[Any] | None = None,
     ) -> None:
-        """Take the wait after a block raised, microseconds, and the messages that come next."""
+        """Args:
+        value: The message's value.
+        lease: Its lease.
+        acknowledger: Ends the lease.
+        keeper: Renews the lease.
+        retry_us: The default delay of :meth:`nack`, in microseconds.
+        ahead: The messages that its consumer has fetched and will handle next.
+        """
         self.value: T = value
         self._lease = lease
         self._acknowledger = acknowledger

@@ -75,8 +75,8 @@ class OpenReliableQueue:
 
     Attributes:
         partitions: The partitions, in order. The first one has the queue's own keys.
-        opened_partitions: The same, and behind them any that the queue had before it was given
-            fewer while nothing was in it.
+        opened_partitions: All partitions that this client has opened: these, and behind them any
+            that the queue had before its number of partitions was reduced, while it was empty.
         dispatcher: The callers that wait for messages, whichever partition they come from.
         rotation: Chooses the partitions of messages whose ids are generated.
         settings: The queue's settings on the server, as far as this client knows them.
