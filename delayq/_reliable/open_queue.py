@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,18 +12,18 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._engine.dispatcher import Dispatcher
+from delayq._logging import about
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.ids import PartitionRotation, home_of, partition_of
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.notifications import MessageNotifications
 from delayq._reliable.outcomes import Outcome
 from delayq._reliable.partition import Partition
-from delayq._reliable.probes import Probes
 from delayq._reliable.reports import Reports
 from delayq._reliable.scripts import PAGE
 from delayq._reliable.settings import DEFAULTS
 from delayq._reliable.store import ReliableStore
-from delayq.errors import Closed, DelayqError, ResultTimeout, ServerError
+from delayq.errors import Closed, DelayqError, ResultTimeout, ServerError, ServerUnavailable
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
@@ -30,17 +31,21 @@ if TYPE_CHECKING:
         Awaitable,
         Callable,
         Collection,
+        Iterable,
         Iterator,
         Sequence,
     )
 
     from delayq._engine.context import EngineContext
     from delayq._engine.scheduler import Scheduler
+    from delayq._engine.store import NextDue
     from delayq._redis.return_calls import ShutdownCalls
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Settings, StoredSettings
     from delayq.codecs import Codec
+
+_log = logging.getLogger("delayq")
 
 R = TypeVar("R")
 
@@ -450,3 +455,81 @@ class OpenReliableQueue:
         self._ended_partitions.add(index)
         if len(self._ended_partitions) >= len(self.partitions):
             await self.reports.aclose(deadline)
+
+
+class Probes:
+    """Finds out which partitions of a queue have something due, with one call to each server.
+
+    A server that does not answer holds up no other.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        services: EngineContext,
+        dispatcher: Dispatcher[Claim],
+        settings: KnownSettings,
+    ) -> None:
+        self._name = name
+        self._scheduler = scheduler
+        self._services = services
+        self._dispatcher = dispatcher
+        self._settings = settings
+        # The partitions to probe next, by server, and the servers to which a probe is under way.
+        self._requested: dict[object, dict[Partition, None]] = {}
+        self._probed_servers: set[object] = set()
+        self._turn = 0
+
+    def request(self, partitions: Sequence[Partition]) -> None:
+        """Probe partitions now, or right after the probe that is under way."""
+        # Each time, another one is the first to be asked for messages.
+        self._turn += 1
+        at = self._turn % len(partitions)
+        for partition in (*partitions[at:], *partitions[:at]):
+            server = self._server_of(partition)
+            self._requested.setdefault(server, {})[partition] = None
+        for server in self._requested:
+            if server not in self._probed_servers:
+                self._probed_servers.add(server)
+                self._services.background.spawn(self._run(server), f"probe {self._name}")
+
+    def _server_of(self, partition: Partition) -> object:
+        try:
+            return self._services.nodes.pool_of(partition.keys.wake)
+        except ServerError:
+            return partition
+
+    async def _run(self, server: object) -> None:
+        try:
+            while partitions := self._requested.pop(server, None):
+                await self._probe(partitions)
+        finally:
+            self._probed_servers.discard(server)
+
+    async def _probe(self, partitions: Iterable[Partition]) -> None:
+        pending = {partition: partition.wakeups.plan.knowledge for partition in partitions}
+        number = self._dispatcher.begin_probe([partition.claims.source for partition in pending])
+
+        def on_reply(partition: Partition, due_us: int, reply: NextDue) -> None:
+            knowledge = pending.pop(partition)
+            self._settings.on_epoch(partition.index, reply.epoch.decode(errors="replace"))
+            if due_us:
+                partition.wakeups.on_probe(due_us, knowledge)
+            partition.claims.source.end_probe(number, may_have_items=not due_us)
+
+        try:
+            await self._scheduler.check(
+                [(partition, partition.keys.re_checked) for partition in pending], on_reply
+            )
+        except Exception as error:  # noqa: BLE001 - partitions must not stay pending, whatever fails
+            if isinstance(error, DelayqError):
+                failure: DelayqError = error
+            else:
+                _log.exception("queue %r: a probe failed", self._name, extra=about(self._name))
+                failure = ServerUnavailable(f"a probe failed: {type(error).__name__}")
+            for partition in pending:
+                partition.claims.source.fail_probe(failure)
+                if self._dispatcher.callers.are_waiting:
+                    # Its own calls are repeated until one succeeds.
+                    partition.wake()
