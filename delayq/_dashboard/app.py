@@ -82,7 +82,7 @@ def make(
 def _showing(page: Page) -> Handler:
     async def show(board: Board, request: Request) -> Response:
         values = await page.load(board, request)
-        return await board.page(request, page.template, of=page, **values)
+        return await board.page(request, page.template, page=page, **values)
 
     return show
 

@@ -22,6 +22,7 @@ from delayq._dashboard.rendering import environment, link
 from delayq._dashboard.security import Guard, is_loopback, same_origin
 from delayq._dashboard.sources import ReliableSource
 from delayq._dashboard.undo import Undos
+from delayq.admin.catalog import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -43,10 +44,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("delayq")
 
-KINDS: tuple[QueueKind, ...] = ("reliable", "delayed")
 _LOGIN = "delayq.login"
 # Parts of an address that only say how the visitor got there.
-_ONCE = ("done", "count")
+_TRANSIENT = ("done", "count")
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Board:
         template: str,
         status: int = 200,
         *,
-        of: Page | None = None,
+        page: Page | None = None,
         **values: Any,
     ) -> Response:
         """Show a template."""
@@ -210,19 +210,23 @@ class Board:
         # The answer to a form has no address that could be requested again.
         is_at_rest = request.method != "POST"
         compiled = self._templates.get_template(template)
-        query = {name: value for name, value in request.query_params.items() if name not in _ONCE}
-        values |= self._shared(request, of, may_act=login is not None and login.may_act)
+        query = {
+            name: value for name, value in request.query_params.items() if name not in _TRANSIENT
+        }
+        values |= self._shared(request, page, may_act=login is not None and login.may_act)
         values |= {
-            # One for the form that logs out, and one for the forms that act.
-            "leave": None if login is None or login.hosted else self.guard.word(login),
-            "word": self.guard.word(login) if login is not None and login.may_act else None,
+            # One token for the form that logs out, and one for the forms that act.
+            "logout_token": None if login is None or login.hosted else self.guard.form_token(login),
+            "form_token": self.guard.form_token(login)
+            if login is not None and login.may_act
+            else None,
             "admitted": login is not None or not self.guard.private,
             "note": note,
             "note_is_bad": bad,
             "undo": undo if self.undos.can_undo(undo) else None,
             "is_final": undo == "no",
-            "refresh": of.refresh if of and is_at_rest else 0,
-            "back": link(of.name or "./", **query) if of and not of.public else "",
+            "refresh": page.refresh if page and is_at_rest else 0,
+            "back": link(page.name or "./", **query) if page and not page.public else "",
             "live": is_at_rest
             and _live_blocks(compiled)
             and link("events", **query | {"page": template[:-5]}),
@@ -237,14 +241,14 @@ class Board:
 
     async def refused(self, form: Form, page: Page, **values: Any) -> Response:
         """Show a page again, with what was typed into its form and why that was refused."""
-        return await self.page(form.request, page.template, 400, of=page, **values)
+        return await self.page(form.request, page.template, 400, page=page, **values)
 
-    def _shared(self, request: Request, of: Page | None, *, may_act: bool) -> dict[str, Any]:
+    def _shared(self, request: Request, page: Page | None, *, may_act: bool) -> dict[str, Any]:
         """Return the values of all templates, including live parts."""
         return {
             "guard": self.guard,
             "operator": may_act,
-            "here": of.name if of else None,
+            "here": page.name if page else None,
             "exposed": self._is_exposed(request),
         }
 
@@ -297,7 +301,9 @@ class Board:
             parameters = dict(parse_qsl(query, max_num_fields=20))
         except ValueError:
             return "./", {}
-        return name or "./", {key: value for key, value in parameters.items() if key not in _ONCE}
+        return name or "./", {
+            key: value for key, value in parameters.items() if key not in _TRANSIENT
+        }
 
     def _note(self, request: Request) -> tuple[str, bool]:
         note = self._notes.get(request.query_params.get("done", ""))
@@ -318,7 +324,7 @@ class Board:
     async def form_of(self, login: Login | None, request: Request) -> Form:
         """Return the form of a request, if a page of this login sent it. Raises HTTPException."""
         form = await self.form(request)
-        if login is None or not self.guard.is_ours(login, form.get("word")):
+        if login is None or not self.guard.is_ours(login, form.get("form_token")):
             raise HTTPException(
                 403,
                 "Your session has expired, or this form belongs to another session. Log in and try"

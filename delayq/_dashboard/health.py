@@ -52,9 +52,9 @@ LATE = 60.0
 
 @dataclass(frozen=True)
 class State:
-    """A state of a queue: a word, a tone that selects its colour, and an explanation."""
+    """A state of a queue: a label, a tone that selects its colour, and an explanation."""
 
-    word: str
+    label: str
     tone: Tone
     about: str
 

@@ -44,13 +44,13 @@ _MOST_OF_LOGIN = 16
 _MOST_OF_VIEWERS = 48
 # No login has such a name.
 _ALL, _VIEWERS = "all", "viewers"
-_STREAM_LASTS = 15.0
+_STREAM_SECONDS = 15.0
 _RETRY_MS = 300
-_EVERY = 1.0
+_INTERVAL = 1.0
 # Less than that, since a sleep of this length may end a moment early.
-_FRESH = 0.9 * _EVERY
+_FRESH = 0.9 * _INTERVAL
 # A queue without viewers for that long starts anew: too much may have come and gone.
-_GAP = 3 * _EVERY
+_STALE_AFTER = 3 * _INTERVAL
 # Maximum number of queues whose figures are kept.
 _MOST_WATCHED = 2000
 # Maximum number of queues that are asked at a time.
@@ -81,7 +81,7 @@ class Trail:
         elapsed = now - self._added_at
         if elapsed < _FRESH:
             return
-        if elapsed > _GAP:
+        if elapsed > _STALE_AFTER:
             self.ready.clear()
             self.late.clear()
         self._added_at = now
@@ -94,7 +94,7 @@ class Trail:
         elapsed = now - self._counted_at
         if elapsed < _FRESH:
             return
-        if elapsed > _GAP:
+        if elapsed > _STALE_AFTER:
             self.claimed.clear()
         else:
             # At least: these messages were due, and have gone.
@@ -190,7 +190,7 @@ class Live:
         """Begin a live view.
 
         Args:
-            key: What the view depends on: viewers with an equal key share what is rendered.
+            key: Identifies the view: viewers with an equal key share its parts.
             render: Renders the live parts.
             owner: The viewer's login; None without one.
             operator: Whether the viewer may act.
@@ -234,10 +234,10 @@ async def _event_of(render: Render) -> str:
 
 
 async def _events(parts: Cached[str]) -> AsyncIterator[str]:
-    ends = time.monotonic() + _STREAM_LASTS
+    deadline = time.monotonic() + _STREAM_SECONDS
     last = ""
     yield f"retry: {_RETRY_MS}\n\n"
-    while time.monotonic() < ends:
+    while time.monotonic() < deadline:
         event, closed = await _or_trouble(parts)
         # The parts of an idle queue look the same again, but they are new.
         if event is not last:
@@ -245,7 +245,7 @@ async def _events(parts: Cached[str]) -> AsyncIterator[str]:
             last = event
         if closed:
             return
-        await asyncio.sleep(_EVERY)
+        await asyncio.sleep(_INTERVAL)
 
 
 async def _or_trouble(parts: Cached[str]) -> tuple[str, bool]:

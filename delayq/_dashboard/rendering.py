@@ -158,16 +158,16 @@ def name_of(ref: MessageRef) -> str:
 
 
 def packed(ref: MessageRef) -> str:
-    """Pack a reference into one word, for addresses and forms.
+    """Pack a reference into one text, for addresses and forms.
 
     Any id is accepted, even one that is not text.
     """
     return f"{ref.partition or ''}/{quote(ref.due, safe='')}/{quote(ref.id, safe='')}"
 
 
-def unpacked(word: str) -> MessageRef | None:
-    """Unpack a reference from a word; None if the word is not one."""
-    if (parts := _REF.fullmatch(word)) is None:
+def unpacked(packed_ref: str) -> MessageRef | None:
+    """Unpack a reference from a text; None if the text is not one."""
+    if (parts := _REF.fullmatch(packed_ref)) is None:
         return None
     partition, due, name = parts.groups()
     due = unquote_to_bytes(due).decode(errors="replace")

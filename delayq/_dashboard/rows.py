@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MessageRef:
-    """What finds one message again.
+    """A reference by which one message is found again.
 
     Attributes:
         id: The message's id.

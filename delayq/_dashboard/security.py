@@ -43,10 +43,10 @@ _log = logging.getLogger("delayq")
 COOKIE = "delayq_session"
 SHORTEST_TOKEN = 16
 # How long a login lasts, in seconds.
-_LASTS = 12 * 3600
+_LOGIN_SECONDS = 12 * 3600
 # Number of wrong tokens from an address in a minute before further ones are answered late, and how
 # late, in seconds. A right one never is: behind a proxy, many visitors may share an address.
-_TRIES = 10
+_MOST_WRONG_TOKENS = 10
 LATE = 1.0
 # Maximum number of addresses whose wrong tokens are counted.
 _MOST_ADDRESSES = 10_000
@@ -133,7 +133,10 @@ class Guard:
     def is_guessing(self, address: str) -> bool:
         """Return whether too many wrong tokens came from this address in the last minute."""
         now = time.monotonic()
-        return len([at for at in self._wrong.get(_network(address), ()) if at > now - 60]) > _TRIES
+        return (
+            len([at for at in self._wrong.get(_network(address), ()) if at > now - 60])
+            > _MOST_WRONG_TOKENS
+        )
 
     def login_with(self, token: str, address: str) -> Login | None:
         """Return the login for a token; None if it is wrong. All wrong ones take equally long."""
@@ -160,7 +163,7 @@ class Guard:
         response.set_cookie(
             COOKIE,
             self._signers[login.may_act].sign(login.name).decode(),
-            max_age=_LASTS,
+            max_age=_LOGIN_SECONDS,
             path=None,
             secure=request.url.scheme == "https",
             httponly=True,
@@ -170,7 +173,7 @@ class Guard:
     def log_out(self, response: Response, login: Login) -> None:
         """Delete the cookie, and accept no copy of it in this process."""
         now = time.monotonic()
-        self._logged_out[login.name] = now + _LASTS
+        self._logged_out[login.name] = now + _LOGIN_SECONDS
         first = next(iter(self._logged_out))
         if len(self._logged_out) > _MOST_ENDED or self._logged_out[first] <= now:
             del self._logged_out[first]
@@ -182,7 +185,9 @@ class Guard:
             return await self._hosted_login(request, self._authenticate)
         for may_act, signer in self._signers.items():
             with suppress(BadSignature):
-                name = signer.unsign(request.cookies.get(COOKIE, ""), max_age=_LASTS).decode()
+                name = signer.unsign(
+                    request.cookies.get(COOKIE, ""), max_age=_LOGIN_SECONDS
+                ).decode()
                 return None if name in self._logged_out else Login(name, may_act)
         return None
 
@@ -204,7 +209,7 @@ class Guard:
     def remember(self, request: Request, response: Response, login: Login) -> None:
         """Let the browser keep the name of a login that the host application made.
 
-        Forms carry a word that belongs to this name. The name itself grants no access.
+        Forms carry a token that belongs to this name. The name itself grants no access.
         """
         if request.cookies.get(COOKIE) != login.name:
             response.set_cookie(
@@ -217,16 +222,16 @@ class Guard:
                 samesite="lax",
             )
 
-    def word(self, login: Login) -> str:
-        """Return the word that each form of this login contains, and that no other page can."""
+    def form_token(self, login: Login) -> str:
+        """Return the token that each form of this login contains, and that no other page can."""
         if login.hosted:
-            # Only pages of this host know the name, and every process finds the same word.
+            # Only pages of this host know the name, and every process finds the same token.
             return hmac.digest(login.name.encode(), b"delayq form", hashlib.sha256).hex()
         return self._signers[login.may_act].get_signature(f"form {login.name}").decode()
 
-    def is_ours(self, login: Login, word: str) -> bool:
+    def is_ours(self, login: Login, form_token: str) -> bool:
         """Return whether a form comes from a page of this login."""
-        return hmac.compare_digest(word.encode(), self.word(login).encode())
+        return hmac.compare_digest(form_token.encode(), self.form_token(login).encode())
 
 
 def _new_name() -> str:

@@ -108,7 +108,7 @@ class DelayedInspector:
     async def records(
         self, state: RecordState, *, offset: int = 0, limit: int = 100
     ) -> list[Record]:
-        """Return messages, in the order in which they will come."""
+        """Return messages, in the order of delivery."""
         if limit < 1:
             return []
         if state == "delayed":

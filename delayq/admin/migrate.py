@@ -173,7 +173,7 @@ class _Run:
         self._in_both: Counter[str] = Counter()
         self._in_set: Counter[str] = Counter()
         # The number of rewritten records that were in the sorted set only.
-        self._alone: int = 0
+        self._unlisted: int = 0
 
     async def run(self) -> AsyncIterator[Migration]:
         for _ in range(3):
@@ -211,14 +211,14 @@ class _Run:
             yield self._progress()
             last = cursor == b"0"
             if outdated and (last or buffer_size > _MAX_BUFFER):
-                async for progress in self._rewrite_alone(outdated):
+                async for progress in self._rewrite_unlisted(outdated):
                     yield progress
                 outdated, buffer_size = [], 0
                 await self._begin_scan()
             if last:
                 break
         if first:
-            await self._count_what_stands_alone()
+            await self._count_unlisted()
 
     async def _walk(self, *, first: bool) -> AsyncIterator[Migration]:
         """Walk the whole ordered list, and rewrite outdated records in it and in the sorted set."""
@@ -237,7 +237,7 @@ class _Run:
                 self._in_both += _by_form(step.in_both)
             yield self._progress()
 
-    async def _rewrite_alone(self, records: list[bytes]) -> AsyncIterator[Migration]:
+    async def _rewrite_unlisted(self, records: list[bytes]) -> AsyncIterator[Migration]:
         """Rewrite those of the records, seen in the sorted set, that are not in the list."""
         async for progress in self._walk(first=False):
             yield progress
@@ -245,9 +245,9 @@ class _Run:
         at = 0
         while at < len(records):
             batch = records[at : at + self._pace.size]
-            alone = _by_form((await self._step(0, 0, batch)).alone)
-            self._records += alone
-            self._alone += alone.total()
+            unlisted = _by_form((await self._step(0, 0, batch)).alone)
+            self._records += unlisted
+            self._unlisted += unlisted.total()
             at += len(batch)
             self._advance(len(batch))
             yield self._progress()
@@ -268,21 +268,21 @@ class _Run:
     def _count_outdated(self) -> int:
         return sum(count for form, count in self._records.items() if self._is_outdated(form))
 
-    async def _count_what_stands_alone(self) -> None:
+    async def _count_unlisted(self) -> None:
         """Count the up-to-date or malformed records that are in the sorted set only."""
-        alone = self._in_set - self._in_both
+        unlisted = self._in_set - self._in_both
         if self._rewrite:
             # Rewritten records may have been seen twice in the set, so count by its size.
             size = await self._store.count_scored()
             listed = self._in_both.total() - self._in_both[_MALFORMED]
-            accounted = listed + self._alone - self._now.merged + self._in_set[_MALFORMED]
-            alone = +Counter(
+            accounted = listed + self._unlisted - self._now.merged + self._in_set[_MALFORMED]
+            unlisted = +Counter(
                 {
                     _up_to_date(self._now.length_bytes): size - accounted,
-                    _MALFORMED: alone[_MALFORMED],
+                    _MALFORMED: unlisted[_MALFORMED],
                 }
             )
-        self._records += alone
+        self._records += unlisted
 
     def _begin(self, phase: str, total: int) -> None:
         again = ", again" if self._now.passes > 1 else ""

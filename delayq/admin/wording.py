@@ -98,15 +98,19 @@ def describe_limit(limit: Limit | None, span: Callable[[float], str]) -> str:
     return ", ".join(parts) or "none"
 
 
-def describe_group_limit(group: Group, usual: Limit | None, span: Callable[[float], str]) -> str:
+def describe_group_limit(
+    group: Group, queue_limit: Limit | None, span: Callable[[float], str]
+) -> str:
     """Return the limit of a group in words, and whether it is its own.
 
-    ``usual`` is the group limit of the queue.
+    ``queue_limit`` is the group limit of the queue.
     """
     limit = describe_limit(group.limit, span)
     if not group.has_own_limit:
         return f"{limit}: the group limit of the queue"
-    return f"{limit}: its own, instead of the queue's group limit, {describe_limit(usual, span)}"
+    return (
+        f"{limit}: its own, instead of the queue's group limit, {describe_limit(queue_limit, span)}"
+    )
 
 
 def describe_group_state(group: Group, now: datetime) -> str:

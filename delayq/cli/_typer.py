@@ -1,5 +1,5 @@
-"""What typer lacks: names of queues that a shell completes, from the server if it answers at once,
-and help without types that tell users nothing: ``<bool>`` of flags, ``<Target>`` of queues.
+"""Extends typer: shells complete the names of queues, from the server if it answers at once, and
+help leaves out types that tell users nothing: ``<bool>`` of flags, ``<Target>`` of queues.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ dead: typer.Typer = typer.Typer(
     cls=HelpfulGroup, help="List, redrive or purge the dead letters of a reliable queue."
 )
 
-_DOING = "have dead letters"
-# Seconds. Longer ago than any letter, and still a moment that can be computed.
+_HAVE_LETTERS = "have dead letters"
+# Seconds. More than the age of any letter, but still within the range of dates.
 _LONGEST = 100 * 365 * 86_400
 Ids = Annotated[
     list[str] | None,
@@ -152,7 +152,7 @@ def list_dead(
         return
 
     async def read(client: Client) -> tuple[list[DeadLetter[bytes]], int | None]:
-        letters = (await queue.existing(client, _DOING)).dead
+        letters = (await queue.existing(client, _HAVE_LETTERS)).dead
         if choice.is_all:
             return await letters.list(offset=offset, limit=limit), await letters.size()
         query = await choice.query(client)
@@ -185,14 +185,13 @@ def _show(
         columns = ["id", "died", "attempts", "reason", "error", "value"]
         rows = [_row(letter, decoder, now) for letter in letters]
         if not any(letter.error for letter in letters):
-            place = columns.index("error")
-            columns.pop(place)
-            for row in rows:
-                row.pop(place)
+            index = columns.index("error")
+            for line in (columns, *rows):
+                line.pop(index)
         show_table(columns, rows, wide=["reason", "error", "value"])
         return
-    for place, letter in enumerate(letters):
-        if place:
+    for number, letter in enumerate(letters):
+        if number:
             say("")
         _show_long(letter, decoder, now)
 
@@ -208,7 +207,7 @@ def _show_groups(
     as_json: bool,
 ) -> None:
     async def read(client: Client) -> list[LetterGroup]:
-        queue.check_reliable(_DOING)
+        queue.check_reliable(_HAVE_LETTERS)
         await queue.check_existence(client)
         stores = await queue.stores(client)
         with progress("counted", is_shown=not as_json) as show:
@@ -294,7 +293,7 @@ class _Work:
 
     def check(self, *, dry_run: bool) -> None:
         """Raise CommandFailed unless the options fit together."""
-        self.queue.check_reliable(_DOING)
+        self.queue.check_reliable(_HAVE_LETTERS)
         if self.ids and not all(self.ids):
             raise CommandFailed("an id must not be empty")
         if self.ids and not self.choice.is_all:
@@ -303,15 +302,15 @@ class _Work:
             raise CommandFailed("--dry-run counts letters by their cause and age: pass no ids")
 
     def run(self, url: str | None, *, dry_run: bool, as_json: bool) -> None:
-        looked_at = 0
+        examined = 0
 
         async def act(client: Client) -> int:
             await self.queue.check_existence(client)
             with progress("checked" if dry_run else self.name, is_shown=not as_json) as show:
 
                 def tell(done: int, total: int) -> None:
-                    nonlocal looked_at
-                    looked_at = done
+                    nonlocal examined
+                    examined = done
                     show(done, total)
 
                 return await (self._count if dry_run else self._act)(client, tell)
@@ -319,7 +318,7 @@ class _Work:
         async def remaining_text(client: Client) -> str:
             size = await self.queue.reliable(client).dead.size()
             return (
-                f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again"
+                f"{examined:,} dead letters were checked, {size:,} are left; run the command again"
                 " to continue"
             )
 

@@ -19,7 +19,7 @@ from delayq.cli.options import (
     ReliableOnly,
     Url,
     limit_of,
-    limit_shown,
+    limit_text,
 )
 from delayq.cli.output import (
     CommandFailed,
@@ -214,6 +214,6 @@ def _row(group: Group, now: datetime) -> list[str]:
         f"{group.ready:,}",
         f"{group.running:,}",
         moment_cell(group.next_at, now),
-        limit_shown(group.limit),
+        limit_text(group.limit),
         describe_group_state(group, now),
     ]

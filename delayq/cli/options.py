@@ -389,6 +389,6 @@ def limit_of(text: str, option: str) -> Limit | None:
         raise CommandFailed(str(error)) from error
 
 
-def limit_shown(limit: Limit | None) -> str:
+def limit_text(limit: Limit | None) -> str:
     """Return a limit in words, such as ``5 at a time, 100 in 10 min``."""
     return describe_limit(limit, span)

@@ -28,7 +28,7 @@ from delayq.cli.options import (
     UrlOrWorkers,
     duration,
     limit_of,
-    limit_shown,
+    limit_text,
 )
 from delayq.cli.output import (
     CommandFailed,
@@ -41,7 +41,7 @@ from delayq.cli.output import (
     tell,
 )
 from delayq.cli.running import server_of, with_client
-from delayq.cli.worker.child import demand_no_server, import_worker
+from delayq.cli.worker.child import import_worker, require_no_server
 from delayq.client import URL_VARIABLE
 from delayq.errors import ConfigurationError
 
@@ -203,8 +203,8 @@ def setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
             "keep",
             f"{span(settings.keep)}, up to {settings.max_kept:,}" if settings.keep else "none",
         ),
-        ("limit", limit_shown(settings.limit)),
-        ("group limit", limit_shown(settings.group_limit)),
+        ("limit", limit_text(settings.limit)),
+        ("group limit", limit_text(settings.group_limit)),
     ]
 
 
@@ -224,7 +224,7 @@ def _configure_from(
     sys.path.insert(0, str(Path.cwd()))
     worker = import_worker(reference)
     if url:
-        demand_no_server(worker, reference)
+        require_no_server(worker, reference)
     server = worker.server or server_of(url or os.environ.get(URL_VARIABLE))
     declared = worker.declared_settings()
     if queue is not None:

@@ -67,7 +67,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 _MOST_ERRORS = 50
 _OTHER_TYPES = "other"
 # The longest a scrape waits for the server, seconds: Prometheus gives up after 10.
-_WAIT = 3.0
+_TIMEOUT = 3.0
 # The servers' wording, for calls and within scripts. Any other refusal may not recur.
 _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this command")
 _QUEUE = ("queue", "kind")
@@ -177,7 +177,7 @@ class Metrics:
             Closed: The client is closed.
         """
         try:
-            async with asyncio.timeout(_WAIT):
+            async with asyncio.timeout(_TIMEOUT):
                 stats = await self._client.queue_depths(without=self._refused)
         except TimeoutError:
             stats = {}

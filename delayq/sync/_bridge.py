@@ -32,11 +32,11 @@ F = TypeVar("F", bound="Callable[..., Any]")
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-# What synchronous classes do not have. Messages are taken by a worker, or by asynchronous code,
+# Synchronous classes lack these. Messages are taken by a worker, or by asynchronous code,
 # which gives them back if it is cancelled.
-_TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
+_TAKING_METHODS = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 # Methods for the library itself, and those that have another name.
-_INTERNAL = {"aclose", "keep_codec", "key_sets", "result_payload", "through", "worker_port"}
+_INTERNAL_METHODS = {"aclose", "keep_codec", "key_sets", "result_payload", "through", "worker_port"}
 
 
 class SyncBridge:
@@ -61,7 +61,7 @@ class SyncBridge:
         self._address = address
         # Queues that have been declared since the last call, in order.
         self._declared: deque[QueueRef[Any]] = deque()
-        # What belongs to the process that made the last call. Used in its portal's loop only.
+        # The state of the process that made the last call. Used in its portal's loop only.
         self._portal: _portal.Portal | None = None
         self._client: Client | None = None
         self._opening: asyncio.Task[Client] | None = None
@@ -300,7 +300,7 @@ def _public_methods(owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Return the methods of a class that a synchronous one has, too, in their order."""
     for base in owner.__mro__:
         for name, member in vars(base).items():
-            is_here = not name.startswith("_") and name not in _TAKING | _INTERNAL
+            is_here = not name.startswith("_") and name not in _TAKING_METHODS | _INTERNAL_METHODS
             if is_here and inspect.isfunction(member):
                 yield name, member
 

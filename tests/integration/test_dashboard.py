@@ -39,13 +39,13 @@ from tests.support.board import (
     field,
     fill_with_letters,
     form,
+    form_token,
     links,
     log_in,
     one,
     page,
     send,
     texts,
-    word,
 )
 from tests.support.browser import AGE, serving
 from tests.support.waiting import until
@@ -392,9 +392,9 @@ async def test_a_cookie_is_for_this_site_and_worthless_once_changed_or_old(
 
 
 async def test_a_forged_form_does_nothing(one: Jobs, admin: Browser) -> None:
-    right = {"word": word(await page(admin, "/"))}
+    right = {"form_token": form_token(await page(admin, "/"))}
     foreign = {"Origin": "https://evil.test"}
-    for wrong in ({}, {"word": "x" * 64}, {"word": "é"}):
+    for wrong in ({}, {"form_token": "x" * 64}, {"form_token": "é"}):
         await send(admin, CANCEL_ONE | wrong, 403)
     for origin in (foreign["Origin"], "null", "", f"{HOST}.evil.test", "http://["):
         sent = await admin.post("act", data=CANCEL_ONE | right, headers={"Origin": origin})
@@ -511,13 +511,13 @@ async def test_the_dashboard_knows_the_users_of_its_host_application(
         fields = form(await page(browser, ONE), "at") | {"do": "cancel"}
         away = {"Origin": "https://evil.test"}
         assert (await browser.post("act", data=fields, headers=away)).status_code == 403
-        # The word belongs to this browser.
+        # The token belongs to this browser.
         async with browse(app) as other:
             other.headers["X-Role"] = "operator"
             await page(other, ONE)
             await send(other, fields, 403)
         assert await one.get("one")
-        # Other processes of the application find the word valid as well.
+        # Other processes of the application find the token valid as well.
         async with browse(delayq.dashboard(client, authenticate=role)) as browser_there:
             browser_there.headers["X-Role"] = "operator"
             browser_there.cookies = browser.cookies
@@ -571,11 +571,11 @@ async def test_the_read_token_is_for_looking_only(one: Jobs, private: Browser) -
         assert "jobs" in shown
         assert 'action="act"' not in shown
     # The form token of this login is good for logging out, and for nothing else.
-    said = word(await page(private, "/"))
-    assert (await private.post("act", data=CANCEL_ONE | {"word": said})).status_code == 403
+    said = form_token(await page(private, "/"))
+    assert (await private.post("act", data=CANCEL_ONE | {"form_token": said})).status_code == 403
     assert await one.get("one")
     copied = private.cookies[security.COOKIE]
-    answer = await private.post("logout", data={"word": said})
+    answer = await private.post("logout", data={"form_token": said})
     assert (answer.status_code, answer.headers["location"]) == (303, "login?done=loggedout")
     for cookie in ("", f"{security.COOKIE}={copied}"):
         # A copy of the cookie is as worthless as none.
@@ -706,7 +706,7 @@ async def test_dead_letters_are_redriven_and_purged(client: Client, admin: Brows
 async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> None:
     await client.reliable_queue("jobs").offer(1)
     await client.delayed_queue("orders").offer(1, 3600)
-    said = {"word": word(await page(admin, "/"))}
+    said = {"form_token": form_token(await page(admin, "/"))}
     jobs = {"kind": "reliable", "name": "jobs"} | said
     orders = {"kind": "delayed", "name": "orders"} | said
     for fields, status in (
@@ -896,7 +896,7 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Count what was taken between two figures, however far apart they are.
-    monkeypatch.setattr(live, "_GAP", 3600)
+    monkeypatch.setattr(live, "_STALE_AFTER", 3600)
     jobs = client.reliable_queue("jobs", lease=60)
     await jobs.offer_many([Offer(i) for i in range(50)])
     began = time.monotonic()
@@ -921,7 +921,7 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(
 async def test_a_queue_deleted_meanwhile_is_reported_as_trouble(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_EVERY", 0.2)
+    monkeypatch.setattr(live, "_INTERVAL", 0.2)
     monkeypatch.setattr(live, "_FRESH", 0.18)
     app = delayq.dashboard(client)
     viewer = Viewer(app)
@@ -961,7 +961,7 @@ async def test_a_viewer_who_leaves_takes_nothing_from_the_others(client: Client)
 async def test_many_viewers_share_one_reading_of_the_server(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_EVERY", 0.4)
+    monkeypatch.setattr(live, "_INTERVAL", 0.4)
     monkeypatch.setattr(live, "_FRESH", 0.36)
     app = delayq.dashboard(client)
     viewers = [Viewer(app) for _ in range(40)]
@@ -997,7 +997,7 @@ async def test_the_command_serves_localhost_and_ends_with_views(own_server: Priv
                 answer = await browser.get(address, headers={"Host": f"{host}:{port}"})
                 assert answer.status_code == status, host
         # A live view does not delay the shutdown.
-        assert live._STREAM_LASTS <= 15
+        assert live._STREAM_SECONDS <= 15
         view = await asyncio.to_thread(
             urlopen, f"{address}events?kind=reliable&name=jobs", None, 60
         )

@@ -250,7 +250,7 @@ async def test_updates_come_without_a_reload_and_keep_focus_ticks_and_selection(
 async def test_a_page_goes_on_once_a_proxy_has_an_answer_again(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_STREAM_LASTS", 1.0)
+    monkeypatch.setattr(live, "_STREAM_SECONDS", 1.0)
     is_away = False
 
     async with delayq.connect(own_server.url) as client:

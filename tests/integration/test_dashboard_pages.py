@@ -898,7 +898,13 @@ async def test_readers_are_offered_no_action(client: Client, reader: Browser) ->
         shown = await page(reader, address)
         assert "Log in as an operator" in shown
         assert '<form method="post"' not in shown
-    fields = {"kind": "reliable", "name": "jobs", "word": "0" * 64, "sure": "1", "at": "//one"}
+    fields = {
+        "kind": "reliable",
+        "name": "jobs",
+        "form_token": "0" * 64,
+        "sure": "1",
+        "at": "//one",
+    }
     for page_of in PAGES:
         for do in page_of.actions:
             await send(reader, fields | {"do": do}, 403)

@@ -55,7 +55,7 @@ async def jobs(client: Client) -> Jobs:
 @pytest.fixture(autouse=True)
 def _complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the figures be complete, even if the server takes a while."""
-    monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 60)
+    monkeypatch.setattr("delayq.integrations.prometheus._TIMEOUT", 60)
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ async def test_a_server_that_is_away_holds_up_no_scrape(
         await client.reliable_queue("jobs").offer(1)
         async with Metrics(client, registry=CollectorRegistry(), interval=0) as metrics:
             with own_server.paused():
-                monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 0.5)
+                monkeypatch.setattr("delayq.integrations.prometheus._TIMEOUT", 0.5)
                 seen = await asyncio.wait_for(samples(metrics), 60)
     assert seen["delayq_offered_total", "jobs", "reliable"] == 1
     assert seen[("delayq_metrics_unanswered_total",)] == 1

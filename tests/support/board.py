@@ -58,9 +58,9 @@ async def log_in(browser: httpx.AsyncClient, token: str = TOKEN) -> None:
     assert answer.status_code == 303, answer.text
 
 
-def word(page: str) -> str:
+def form_token(page: str) -> str:
     """Return the login's form token from a page."""
-    return field(page, "word")
+    return field(page, "form_token")
 
 
 def links(page: str, to: str) -> list[str]:
@@ -76,7 +76,7 @@ def field(page: str, name: str) -> str:
 
 def form(page: str, *more: str) -> dict[str, str]:
     """Return the hidden fields with which every action is sent, and further ones."""
-    return {name: field(page, name) for name in ("word", "kind", "name", *more)}
+    return {name: field(page, name) for name in ("form_token", "kind", "name", *more)}
 
 
 def texts(page: str) -> str:

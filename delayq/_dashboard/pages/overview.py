@@ -107,7 +107,7 @@ async def _lines(board: Board, queues: Sequence[Any]) -> list[Line]:
 
 
 def _words(line: Line) -> list[str]:
-    return [state.word for state in line.states]
+    return [state.label for state in line.states]
 
 
 def _troubles(lines: Sequence[Line]) -> list[tuple[State, int]]:

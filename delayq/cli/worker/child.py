@@ -47,11 +47,11 @@ def find(reference: str, *, url: bool = False) -> delayq.Worker:
             ' delayq.Worker("redis://..."); delayq.Worker("embedded:") starts a private one'
         )
     if url:
-        demand_no_server(worker, reference)
+        require_no_server(worker, reference)
     return worker
 
 
-def demand_no_server(worker: delayq.Worker, reference: str) -> None:
+def require_no_server(worker: delayq.Worker, reference: str) -> None:
     """Raise CommandFailed if a worker names its server, so that --url cannot."""
     if not worker.needs_address:
         raise CommandFailed(
