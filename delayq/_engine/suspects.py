@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from delayq.errors import DelayqError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from delayq._timer.timer import HashedWheelTimer
     from delayq._timer.wheel import Timeout
@@ -32,13 +32,13 @@ class Suspects(Generic[T]):
     before others begin beside it, the server is told.
 
     Attributes:
-        held: The suspect at work, if any.
+        suspect: The suspect at work, if any.
         alone_for: For how long a suspect is the only message that the client takes, in seconds:
             most of those that kill a process do so at once.
     """
 
     def __init__(self) -> None:
-        self.held: T | None = None
+        self.suspect: T | None = None
         self.alone_for: float = 1.0
         self._asking = False
         # Ordered, so that those whose leases are over are found first.
@@ -54,58 +54,68 @@ class Suspects(Generic[T]):
     @property
     def is_free(self) -> bool:
         """Whether another suspect may be handed out."""
-        return self.held is None and not self._asking
+        return self.suspect is None and not self._asking
 
     @property
     def works_alone(self) -> bool:
         """Whether the client takes no messages now, because of the suspect that it has at work."""
         return self._alone is not None
 
-    def ask(self) -> bool:
-        """Begin a call that may bring a suspect. Return False if another one is in flight."""
-        if self._asking:
-            return False
-        self._asking = True
-        return True
+    def begin_claim(self, is_over: Callable[[T], bool], own_suspect: T | None) -> tuple[bool, bool]:
+        """Begin a claim from a queue, whose last suspect was ``own_suspect``.
 
-    def begin_claim(self, is_over: Callable[[T], bool]) -> bool:
-        """Begin a claim. Return whether what it brings is alone here. ``is_over`` tells whether the
-        lease of a message has ended.
+        ``is_over`` tells whether the lease of a message has ended. Returns whether the claim may
+        bring a suspect, which :meth:`end_claim` takes, and whether what it brings is alone here.
         """
         self._claims += 1
         while self._at_work and is_over(first := next(iter(self._at_work))):
             del self._at_work[first]
         if not self._at_work:
             self._share = None
-        return not self._at_work and self._claims == 1
+        # A suspect at work in another queue cannot be looked up there.
+        asks = not self._asking and (self.suspect is None or self.suspect is own_suspect)
+        self._asking = self._asking or asks
+        return asks, not self._at_work and self._claims == 1
 
-    async def add(self, items: Iterable[T], share: Callable[[], Awaitable[None]] | None) -> None:
+    def add(self, items: Iterable[T], share: Callable[[], Awaitable[None]] | None) -> bool:
         """Add what a claim has brought. If that counts as alone, ``share`` tells the server that it
         is not any more.
+
+        Returns whether to :meth:`share` now, before what has come begins.
         """
         self._at_work.update(dict.fromkeys(items))
         self._share = share or self._share
-        if self._share is None or len(self._at_work) < 2:
-            return
+        return self._share is not None and len(self._at_work) > 1
+
+    async def share(self) -> None:
+        """Tell the server that the message that was alone is not any more."""
+        assert self._share is not None
         # Without an answer, one of several may be blamed alone if this process dies.
         with suppress(DelayqError, TimeoutError):
             async with asyncio.timeout(_SHARED_WITHIN):
                 await self._share()
         self._share = None
 
-    def end_claim(self) -> None:
-        """End a claim, whatever its outcome."""
-        self._claims -= 1
-
-    def answered(
-        self, suspect: T | None, timer: HashedWheelTimer, proven_in: float, *, stays_alone: bool
+    def end_claim(
+        self,
+        suspect: T | None,
+        timer: HashedWheelTimer,
+        proven_in: float,
+        *,
+        asks: bool,
+        stays_alone: bool,
     ) -> None:
-        """End a call. The suspect that it brought counts as cleared after ``proven_in`` seconds,
-        and if it ``stays_alone``, the client takes nothing else until then.
+        """End a claim, whatever its outcome.
+
+        The suspect that it brought, if it ``asks`` for one, counts as cleared after ``proven_in``
+        seconds, and if it ``stays_alone``, the client takes nothing else until then.
         """
+        self._claims -= 1
+        if not asks:
+            return
         self._asking = False
         if suspect is None:
-            if self.held is None:
+            if self._waiting and self.suspect is None:
                 self._wake()
             return
         if self._timeout is not None:
@@ -114,20 +124,21 @@ class Suspects(Generic[T]):
         if self._alone is not None:
             self._alone.cancel()
             self._alone = None
-        self.held = suspect
+        self.suspect = suspect
         if self.alone_for:
             alone_for = proven_in if stays_alone else min(self.alone_for, proven_in)
             self._alone = timer.new_timeout(lambda _: self._let_others_in(), alone_for)
-        self._timeout = timer.new_timeout(lambda _: self.over(suspect), proven_in)
+        self._timeout = timer.new_timeout(lambda _: self.finish((suspect,)), proven_in)
 
-    def over(self, claim: T) -> None:
-        """Note that a message is not at work any more. If it was the suspect, let the next one be
-        handed out.
+    def finish(self, items: Sequence[T]) -> None:
+        """Note that messages are not at work any more. If the suspect is among them, let the next
+        one be handed out.
         """
-        self._at_work.pop(claim, None)
-        if self.held is not claim:
+        for item in items:
+            self._at_work.pop(item, None)
+        if self.suspect is None or self.suspect not in items:
             return
-        self.held = None
+        self.suspect = None
         if self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None

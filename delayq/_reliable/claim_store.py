@@ -40,7 +40,7 @@ class ClaimStore(Store):
         signature: str,
         *,
         may_be_suspect: bool,
-        held: Claim | None,
+        suspect: Claim | None,
         alone: bool,
     ) -> ClaimReply:
         """Claim due messages, without repeating the call.
@@ -53,7 +53,7 @@ class ClaimStore(Store):
             policy: The settings of those who want the messages.
             signature: Published with the notice to other clients; empty for no notice.
             may_be_suspect: Whether the client may have a suspect.
-            held: The suspect of this queue that the client has at work, if any.
+            suspect: The suspect of this queue that the client has at work, if any.
             alone: Whether the client has nothing at work, and makes no other claim.
 
         Raises:
@@ -70,8 +70,8 @@ class ClaimStore(Store):
                 signature,
                 int(may_be_suspect),
                 int(alone),
-                "" if held is None else held.id,
-                "" if held is None else held.token,
+                "" if suspect is None else suspect.id,
+                "" if suspect is None else suspect.token,
             ),
             lambda _: None,
         )

@@ -107,7 +107,7 @@ class Claims:
             self.wakeups.wake,
             request_probe=probe,
             return_call=self._releasing,
-            on_returned=self._given_back,
+            on_returned=services.suspects.finish,
             services=services,
         )
         self._calls = _Calls(store.keys.call(f"{secrets.token_hex(6)}-c"))
@@ -136,7 +136,7 @@ class Claims:
     def on_cancelled(self, lease: tuple[bytes, bytes]) -> None:
         """Act on the cancellation of a message, by its id and the token of its lease."""
         if self._suspect is not None and self._suspect.lease_id == lease:
-            self._services.suspects.over(self._suspect)
+            self._services.suspects.finish((self._suspect,))
 
     async def run_once(self) -> int | CallOutcome:
         """Make one call, if any caller wants messages.
@@ -223,10 +223,10 @@ class Claims:
         """
         clock, suspects = self._services.clock, self._services.suspects
         asked_at = clock.local()
-        suspect_at_work = suspects.held
-        # A suspect at work in another queue cannot be looked up here.
-        asks = (suspect_at_work is None or suspect_at_work is self._suspect) and suspects.ask()
-        alone = suspects.begin_claim(lambda claim: clock.seconds_from_now(claim.ends_us) < 0)
+        suspect_at_work = suspects.suspect
+        asks, alone = suspects.begin_claim(
+            lambda claim: clock.seconds_from_now(claim.ends_us) < 0, self._suspect
+        )
         suspect: Claim | None = None
         stays_alone, proven_in = False, policy.lease_us / 1_000_000
         try:
@@ -240,7 +240,7 @@ class Claims:
                 policy,
                 self.wakeups.signature(),
                 may_be_suspect=asks,
-                held=suspect_at_work if asks else None,
+                suspect=suspect_at_work if asks else None,
                 alone=alone,
             )
             now = reply.now_us
@@ -252,17 +252,22 @@ class Claims:
                 self._index,
                 lambda moment_us: clock.local() + clock.seconds_until(moment_us),
             )
-            # Until this returns, messages that join one that was alone do not begin.
-            suspect = await self._add(claims)
+            first = claims[0] if claims else None
+            share = partial(self._share, first) if first and first.began_alone else None
+            if suspects.add(claims, share):
+                # Until this returns, messages that join one that was alone do not begin.
+                await suspects.share()
+            if first is not None and first.is_suspect:
+                suspect = self._suspect = first
             stays_alone = reply.suspect > 1
             self._calls.is_unsure = False
         except DelayqError as error:
             self._calls.is_unsure = isinstance(error, OutcomeUnknown)
             raise
         finally:
-            suspects.end_claim()
-            if asks:
-                suspects.answered(suspect, self._services.timer, proven_in, stays_alone=stays_alone)
+            suspects.end_claim(
+                suspect, self._services.timer, proven_in, asks=asks, stays_alone=stays_alone
+            )
         # A user who may not publish cannot tell whether there are others.
         are_others = reply.listeners > 1 or reply.listeners < 0
         self.source.note_limits(is_limited=reply.is_held == 1, are_others=are_others)
@@ -290,20 +295,6 @@ class Claims:
         if reply.more_suspects:
             suspects.when_free(self.wakeups.wake)
         return claims, reply.wait_us, now
-
-    def _given_back(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            self._services.suspects.over(claim)
-
-    async def _add(self, claims: Sequence[Claim]) -> Claim | None:
-        """Note what has come here. Return it if it is a suspect."""
-        first = claims[0] if claims else None
-        share = partial(self._share, first) if first and first.began_alone else None
-        await self._services.suspects.add(claims, share)
-        if first is None or not first.is_suspect:
-            return None
-        self._suspect = first
-        return first
 
     async def _share(self, claim: Claim) -> None:
         """Tell the server that a message is not alone in this client any more."""
@@ -411,7 +402,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
                     own_us = lease_us if claim.policy is None else claim.policy.lease_us
                     claim.fresh_until = fresh_until(self._clock, claim.ends_us, own_us)
                 else:
-                    self._suspects.over(claim)
+                    self._suspects.finish((claim,))
             are_ours += page_outcomes
         return are_ours
 
@@ -462,8 +453,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
 
     def _ack_request(self, claims: Sequence[Claim], slot: int) -> Request:
         del slot
-        for claim in claims:
-            self._suspects.over(claim)
+        self._suspects.finish(claims)
         if self._settings.stored.keep_us:
             return self._store.finish_request(claims)
         return self._store.ack_request(claims)
@@ -479,7 +469,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         message_id: str | None = None,
     ) -> None:
         # It may have failed before it left.
-        self._suspects.over(claim)
+        self._suspects.finish((claim,))
         if outcome is False:
             # It may have been cancelled just when its handler had ended.
             self.free_slots(claim)
@@ -490,5 +480,5 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         try:
             (outcome,) = await self._run(request, [claim])
         finally:
-            self._suspects.over(claim)
+            self._suspects.finish((claim,))
         check_outcome(outcome)

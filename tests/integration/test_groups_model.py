@@ -289,8 +289,8 @@ class GroupsMachine(RuleBasedStateMachine):
         self.offer([("a", 0, 0, None)] * 4 + [("b", 0, 0, None)] * 2 + what)
 
     async def forget_suspect(self) -> None:
-        if (held := self.suspects.held) is not None:
-            self.suspects.over(held)
+        if (held := self.suspects.suspect) is not None:
+            self.suspects.finish((held,))
 
     def next_step(self) -> Model:
         self.model.step += 1
@@ -678,7 +678,7 @@ def machine(server: PrivateServer) -> Iterator[type[GroupsMachine]]:
     # Otherwise, what a claim brings would depend on the speed of the machine.
     Machine.suspects.alone_for = 0
     # So no message is ever alone here.
-    runner.run(Machine.suspects.add([Mock(ends_us=1 << 62)], None))
+    Machine.suspects.add([Mock(ends_us=1 << 62)], None)
     Machine.store = Store(raw, "jobs")
     yield Machine
     runner.run(client.aclose())

@@ -131,7 +131,7 @@ async def test_a_claim_that_is_given_up_spares_a_lease_that_ends_at_the_same_mom
     (held,) = await jobs.claim()
     partition = jobs._open.partitions[0]
     call = partition.keys.call("a-client")
-    options: Any = {"may_be_suspect": True, "held": None, "alone": False}
+    options: Any = {"may_be_suspect": True, "suspect": None, "alone": False}
     reply = await partition.store.claim(call, 1, 2, jobs._consumer.policy, "", **options)
     await raw.zadd(partition.keys.leased, {held.id: reply.ends_us})
     await raw.hset(partition.keys.named("tokens"), held.id, held._claim.token)

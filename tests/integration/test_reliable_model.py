@@ -500,8 +500,8 @@ class ReliableMachine(RuleBasedStateMachine):
             waiting.cancel()
         await asyncio.gather(*self.waits.values(), return_exceptions=True)
         self.waits.clear()
-        if (held := self.suspects.held) is not None:
-            self.suspects.over(held)
+        if (held := self.suspects.suspect) is not None:
+            self.suspects.finish((held,))
 
     async def server_now(self) -> datetime:
         whole, rest = await self.raw.time()
@@ -627,11 +627,11 @@ class ReliableMachine(RuleBasedStateMachine):
 
     async def claim_directly(self, count: int) -> ClaimReply:
         partition = self.queue._open.partitions[0]
-        claims, held = partition.claims, self.suspects.held
+        claims, held = partition.claims, self.suspects.suspect
         return await partition.store.claim(
             *(claims._calls.key, claims._calls.number, count, self.queue._consumer.policy, ""),
             may_be_suspect=held is None or held is claims._suspect,
-            held=held if held is claims._suspect else None,
+            suspect=held if held is claims._suspect else None,
             alone=False,
         )
 
@@ -1187,7 +1187,7 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
     # Otherwise, what a claim brings would depend on the speed of the machine.
     Machine.suspects.alone_for = 0
     # So no message is ever alone here.
-    runner.run(Machine.suspects.add([Mock(ends_us=1 << 62)], None))
+    Machine.suspects.add([Mock(ends_us=1 << 62)], None)
     Machine.stores = {name: Store(raw, name) for name in KINDS}
     yield Machine
     runner.run(client.aclose())
