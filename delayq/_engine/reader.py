@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+
+# It is documented for libraries, and does not raise.
+from asyncio import _get_running_loop
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -98,7 +101,7 @@ class Reader(Generic[Item]):
     def abandon(self) -> None:
         """Return what the reader holds whose loop was left, if the event loop still runs."""
         dispatcher = self._dispatcher
-        if dispatcher is not None and asyncio._get_running_loop() is dispatcher.loop:  # noqa: SLF001 - documented for libraries; it does not raise
+        if dispatcher is not None and _get_running_loop() is dispatcher.loop:
             dispatcher.give_back(self.take_all())
 
     @contextmanager

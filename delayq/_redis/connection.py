@@ -155,6 +155,13 @@ class Pulse:
         return queued
 
 
+def socket_of(opened: AbstractConnection) -> socket.socket:
+    """Return the socket of a connection that redis-py has opened."""
+    redis_py: Any = opened
+    opened_socket: socket.socket = redis_py._writer.get_extra_info("socket")
+    return opened_socket
+
+
 class Connection(asyncio.Protocol):
     """A connection that redis-py has opened; from then on its socket is read and written here.
 
@@ -183,6 +190,8 @@ class Connection(asyncio.Protocol):
         self._abandoned = 0
         redis_py: Any = opened
         writer = redis_py._writer
+        # A server that is full or protected says so without being asked.
+        early_bytes = bytes(redis_py._reader._buffer)
         redis_py._reader = redis_py._writer = None
         self._transport = writer.transport
         self.pulse: Pulse = Pulse(writer, asyncio.get_running_loop().time)
@@ -207,6 +216,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_reading():
             self._transport.pause_reading()
         Context().run(self._transport.resume_reading)
+        if early_bytes:
+            self.data_received(early_bytes)
 
     @property
     def is_open(self) -> bool:

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from delayq._redis.connection import Connection, ReplyError
+from delayq._redis.connection import Connection, ReplyError, socket_of
 from delayq._redis.retry import first_of, is_not_now, retry_delay, within
 from delayq._redis.url import Address, SentinelAddress
 from delayq.errors import DelayqError, ServerRefused, ServerUnavailable
@@ -190,7 +190,7 @@ async def _open(
         if (reason := _why_not(error, address)) is None:
             raise
         raise reason from _without_causes(error)
-    wire = _take_over(opened)
+    wire = Connection(opened)
     commands = [*([("SELECT", database)] if database else []), *questions]
     try:
         auth = ("AUTH", *secrets) if secrets else ()
@@ -227,7 +227,7 @@ async def _connect(opened: AbstractConnection, address: Address) -> None:
             await redis_py.connect()
             if has_backlog:
                 # asyncio takes a full backlog for a connection that is there.
-                redis_py._writer.get_extra_info("socket").getpeername()  # noqa: SLF001
+                socket_of(opened).getpeername()
         except (*_LINK_ERRORS, RedisError) as error:
             reason = _behind(error, OSError)
             if not has_backlog or reason is None or reason.errno not in _BACKLOG_IS_FULL:
@@ -300,16 +300,6 @@ def _silence(opened: AbstractConnection) -> None:
     redis_py.credential_provider = redis_py.username = redis_py.password = None
     redis_py.client_name = redis_py.driver_info = redis_py.lib_name = redis_py.lib_version = None
     redis_py.db = 0
-
-
-def _take_over(opened: AbstractConnection) -> Connection:
-    redis_py: Any = opened
-    # A server that is full or protected says so without being asked.
-    early_bytes = bytes(redis_py._reader._buffer)  # noqa: SLF001 - they must not be lost
-    wire = Connection(opened)
-    if early_bytes:
-        wire.data_received(early_bytes)
-    return wire
 
 
 def _load_certificates(opened: AbstractConnection, address: Address) -> None:

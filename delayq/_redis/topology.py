@@ -39,24 +39,24 @@ class Topology:
     Attributes:
         spread: Whether two keys may live on different servers. If so, no script may name keys of
             two queues.
-        only: The connections to the one server that has every key, if there is only one.
+        only_pool: The connections to the one server that has every key, if there is only one.
     """
 
     spread: bool = False
 
-    def __init__(self, only: ConnectionPool | None = None) -> None:
-        self.only: ConnectionPool | None = only
+    def __init__(self, pool: ConnectionPool | None = None) -> None:
+        self.only_pool: ConnectionPool | None = pool
 
     @property
     def pools(self) -> Iterable[ConnectionPool]:
         """The connections to every server that is known."""
-        return () if self.only is None else (self.only,)
+        return () if self.only_pool is None else (self.only_pool,)
 
     def pool_of(self, key: str | None) -> ConnectionPool:
         """Return the connections for ``key``, or to any server, or raise ServerUnavailable."""
         del key
-        assert self.only is not None
-        return self.only
+        assert self.only_pool is not None
+        return self.only_pool
 
     async def find_pool(self, key: str | None) -> ConnectionPool:
         """Return the same as :meth:`pool_of`, but ask if it is uncertain. Raises ServerError."""
@@ -240,7 +240,9 @@ class Cluster(Topology):
         return self._pools[server]
 
     def _host_port_of(self, pool: ConnectionPool) -> HostPort:
-        return next((server for server, its in self._pools.items() if its is pool), ("", 0))
+        return next(
+            (server for server, its_pool in self._pools.items() if its_pool is pool), ("", 0)
+        )
 
     def _on_refreshed(self, task: asyncio.Task[None]) -> None:
         self._refreshing = None
