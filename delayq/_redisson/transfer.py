@@ -45,7 +45,7 @@ class LeasedCallers:
     @property
     def is_idle(self) -> bool:
         """Whether no caller is taking, and nothing is held or on its way back."""
-        return self.dispatcher.is_idle and not self.keeper.held
+        return self.dispatcher.is_idle and not self.keeper.count
 
 
 class TransferTask:
@@ -84,7 +84,7 @@ class TransferTask:
     @property
     def lease_count(self) -> int:
         """Number of messages whose leases are being renewed."""
-        return sum(callers.keeper.held for callers in self._leased.values())
+        return sum(callers.keeper.count for callers in self._leased.values())
 
     def leased_callers(self, lease_us: int) -> LeasedCallers:
         """Return the callers that take under a lease of ``lease_us`` microseconds."""

@@ -169,7 +169,7 @@ class Partition:
     @property
     def running(self) -> int:
         """Number of messages that are being handled."""
-        return sum(keeper.held for keeper in self._keepers.values())
+        return sum(keeper.count for keeper in self._keepers.values())
 
     def oldest(self, limit: int) -> list[Claim]:
         """Return messages that are being handled, among them the ``limit`` oldest ones."""

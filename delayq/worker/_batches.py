@@ -290,7 +290,7 @@ class Batches:
             if batch is None:
                 if member in self._waiting:
                     self._waiting.remove(member)
-            elif all(other.outcome.cancelled() for other in batch.members):
+            elif all(sibling.outcome.cancelled() for sibling in batch.members):
                 batch.task.cancel()
                 await asyncio.wait((batch.task,))
             elif not batch.task.done():

@@ -202,7 +202,7 @@ class Pool:
         is_reserved = feed in plan.reserved
         end_count = plan.end_count
         wait: float | None = 0.0 if is_reserved or self._burst else None
-        if feed in plan.held:
+        if feed in plan.limited:
             # Messages are due, and come when a limit lets them.
             wait = _HELD_CLAIM_WAIT
         if not plan.free(feed):
@@ -223,9 +223,9 @@ class Pool:
             self._watch(feed)
         if self._burst:
             # After a claim that waits, the server is asked.
-            plan.held.discard(feed)
+            plan.limited.discard(feed)
             if not (claimed or wait) and await feed.port.is_held():
-                plan.held.add(feed)
+                plan.limited.add(feed)
             elif not claimed:
                 feed.empty_at = -1 if wait else end_count
                 self._stop_if_done()
@@ -361,8 +361,8 @@ class Pool:
                     goes_on = in_a_row < _MESSAGES_PER_TURN and not self._is_closing
                 finally:
                     # The next message begins as this one ends.
-                    ended = now()
-                    duration, started = ended - started, ended
+                    ended_at = now()
+                    duration, started = ended_at - started, ended_at
                     if duration > prefetch.WITHIN:
                         # It may have blocked the event loop, which has things to do.
                         in_a_row, goes_on = _MESSAGES_PER_TURN, False
@@ -394,34 +394,34 @@ def run_to_first_wait(coroutine: Coroutine[Any, Any, None]) -> Remainder | None:
     """
     context = copy_context()
     try:
-        awaited = context.run(coroutine.send, None)
+        pending = context.run(coroutine.send, None)
     except StopIteration:
         return None
-    return Remainder(coroutine, context, awaited)
+    return Remainder(coroutine, context, pending)
 
 
 class Remainder:
     """Awaits the remainder of a coroutine in its own context."""
 
-    __slots__ = ("_awaited", "_context", "_coroutine")
+    __slots__ = ("_context", "_coroutine", "_pending")
 
     def __init__(
-        self, coroutine: Coroutine[Any, Any, None], context: Context, awaited: Any
+        self, coroutine: Coroutine[Any, Any, None], context: Context, pending: Any
     ) -> None:
         self._coroutine = coroutine
         self._context = context
-        self._awaited = awaited
+        self._pending = pending
 
     def __await__(self) -> Generator[Any, Any, None]:
-        coroutine, run, awaited = self._coroutine, self._context.run, self._awaited
+        coroutine, run, pending = self._coroutine, self._context.run, self._pending
         try:
             while True:
                 try:
-                    answer = yield awaited
+                    answer = yield pending
                 except BaseException as error:  # noqa: BLE001 - any error belongs to the coroutine
-                    awaited = run(coroutine.throw, error)
+                    pending = run(coroutine.throw, error)
                 else:
-                    awaited = run(coroutine.send, answer)
+                    pending = run(coroutine.send, answer)
         except StopIteration:
             return
         finally:

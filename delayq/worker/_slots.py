@@ -86,8 +86,8 @@ class SlotPlan:
         max_running: Maximum number of handlers that run.
         turns: The feeds that have something to do, in the order of their turns.
         reserved: The feeds for which a slot is reserved, in order.
-        held: The feeds that have due messages which a limit holds back, as far as is known, in a
-            burst.
+        limited: The feeds that have due messages which a limit holds back, as far as is known, in
+            a burst.
         running: Number of handlers that are running.
         end_count: Number of handlers that have ended.
     """
@@ -102,7 +102,7 @@ class SlotPlan:
         self._used_slots = 0
         self.turns: deque[Feed] = deque()
         self.reserved: dict[Feed, None] = {}
-        self.held: set[Feed] = set()
+        self.limited: set[Feed] = set()
         # Feeds whose messages went back, and no slot has been free since.
         self._parked: set[Feed] = set()
         self.running: int = 0

@@ -565,4 +565,4 @@ async def test_a_handler_or_option_that_cannot_work_with_batches_is_refused(work
 def _at_work(worker: Worker) -> int:
     """Return how many messages of the queue the worker has begun, and not ended."""
     partition = worker.client.reliable_queue("jobs")._open.partitions[0]
-    return sum(keeper.held for keeper in partition._keepers.values())
+    return sum(keeper.count for keeper in partition._keepers.values())

@@ -157,7 +157,7 @@ async def test_the_leases_of_a_queue_are_renewed_in_one_call(
             await until(lambda: faults.calls.count(EXTEND.name) >= 3)
 
     await asyncio.gather(*(handle(message) for message in await queue.claim(100)))
-    assert keeper_of(queue).held == 0
+    assert keeper_of(queue).count == 0
     before, renewals = client.statistics().timers, faults.calls.count(EXTEND.name)
     # One by one, it would be three hundred.
     assert renewals < 30
@@ -201,7 +201,7 @@ async def test_renewals_that_fail_for_a_while_cost_no_lease_even_if_it_has_ended
         # Nobody has taken it meanwhile.
         await until(lambda: lasts_longer(store))
     assert await depths(jobs) == NONE
-    assert keeper.lost == 0
+    assert keeper.lost_count == 0
     for reason in ("it is away", "no answer in time"):
         assert f"cannot renew 1 leases: {reason}" in caplog.text
 
@@ -298,7 +298,7 @@ async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(
     assert ended == ["cancelled"]
     await asyncio.sleep(0)  # no trace of the cancellation is left
     demand_no_cancellation()
-    assert keeper_of(jobs).lost == 1
+    assert keeper_of(jobs).lost_count == 1
     assert await jobs.dead.size() == 0
 
 
@@ -412,7 +412,7 @@ async def test_a_renewal_of_a_message_just_settled_reports_no_loss(
         monkeypatch.setattr(settling, how, slowly)
         async with message:
             await (message.bury("no good") if how == "bury" else getattr(message, how)())
-        assert keeper_of(jobs).lost == 0, how
+        assert keeper_of(jobs).lost_count == 0, how
         await jobs.purge()
 
 
@@ -424,8 +424,8 @@ async def test_a_handler_whose_ack_failed_keeps_its_lease(jobs: Jobs, faults: Fa
             with pytest.raises(delayq.ServerUnavailable):
                 await message.ack()
             faults.plan = lambda _name, _n: None
-        assert keeper_of(jobs).held == 1
-    assert keeper_of(jobs).held == 0
+        assert keeper_of(jobs).count == 1
+    assert keeper_of(jobs).count == 0
 
 
 async def test_a_handler_is_told_when_its_lease_ends_while_the_server_is_away(
@@ -519,7 +519,7 @@ async def test_a_message_that_is_cancelled_while_its_lease_is_confirmed_is_not_h
     with pytest.raises(delayq.MessageCancelled):
         async with message:
             raise AssertionError("it was handed out")
-    assert not keeper.held
+    assert not keeper.count
 
 
 @pytest.mark.every_server
