@@ -103,7 +103,8 @@ class Receipt(Generic[T]):
         Raises:
             OutcomeUnknown: It may have been cancelled. With any other error, it was not.
         """
-        return await self._queue._cancel(self._record())  # noqa: SLF001
+        queue = self._queue.as_opened()
+        return await queue.store.cancel([self._record()]) > 0
 
     async def reschedule(
         self, delay: Duration | None = None, *, at: datetime | None = None
@@ -121,12 +122,16 @@ class Receipt(Generic[T]):
             BadDelay: As for :meth:`DelayedQueue.offer`.
             OutcomeUnknown: It may have been rescheduled. With any other error, it was not.
         """
-        due_us = await self._queue._reschedule(self._record(), delay, at)  # noqa: SLF001
+        queue = self._queue.as_opened()
+        if delay is None and at is None:
+            raise BadDelay("pass delay or at")
+        due_us = await queue.store.reschedule(self._record(), when_due(delay, at))
         if due_us is None:
             return False
+        queue.on_due(due_us)
         # As if it had been offered then, without a delay.
-        (length_bytes, _, first), place, _ = self._stored
-        self._stored = (length_bytes, due_us, first), place, 0
+        (length_bytes, _, first), position, _ = self._stored
+        self._stored = (length_bytes, due_us, first), position, 0
         return True
 
     def _record(self) -> bytes:
@@ -533,6 +538,11 @@ class DelayedQueue(Generic[T]):
         """Return the queue's keys, as a reliable queue returns those of its partitions."""
         return [self._keys]
 
+    def as_opened(self) -> OpenDelayedQueue:
+        """Check that the queue is open, and return it as this client has it."""
+        self._check_open()
+        return self._open
+
     def _check_open(self) -> None:
         self.session.check_loop()
         if self._open.closed:
@@ -554,21 +564,6 @@ class DelayedQueue(Generic[T]):
         except DecodeError:
             self._open.transfer.take_calls.set_aside(payload)
             raise
-
-    async def _cancel(self, record: bytes) -> bool:
-        self._check_open()
-        return await self._open.store.cancel([record]) > 0
-
-    async def _reschedule(
-        self, record: bytes, delay: Duration | None, at: datetime | None
-    ) -> int | None:
-        self._check_open()
-        if delay is None and at is None:
-            raise BadDelay("pass delay or at")
-        due_us = await self._open.store.reschedule(record, when_due(delay, at))
-        if due_us is not None:
-            self._open.on_due(due_us)
-        return due_us
 
 
 def _pairs(messages: Iterable[tuple[T, Duration]]) -> Iterator[tuple[T, Duration]]:

@@ -16,14 +16,7 @@ from delayq._reliable.dead_letters import DeadLetters
 from delayq._reliable.groups import Groups
 from delayq._reliable.known_settings import Declaration
 from delayq._reliable.message import Message
-from delayq._reliable.offers import (
-    STORED,
-    USUAL_PRIORITY,
-    Offer,
-    OfferEncoder,
-    OnDuplicate,
-    with_headers,
-)
+from delayq._reliable.offers import STORED, USUAL_PRIORITY, Offer, OfferEncoder, with_headers
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.report_format import checked_span
@@ -44,6 +37,7 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._reliable.bodies import NewMessage
     from delayq._reliable.keys import ReliableKeys
+    from delayq._reliable.offers import OnDuplicate
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.replies import State
     from delayq._reliable.settings import QueueSettings, Settings

@@ -36,7 +36,15 @@ R = TypeVar("R")
 # which gives them back if it is cancelled.
 _TAKING_METHODS = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 # Methods for the library itself, and those that have another name.
-_INTERNAL_METHODS = {"aclose", "keep_codec", "key_sets", "result_payload", "through", "worker_port"}
+_INTERNAL_METHODS = {
+    "aclose",
+    "as_opened",
+    "keep_codec",
+    "key_sets",
+    "result_payload",
+    "through",
+    "worker_port",
+}
 
 
 class SyncBridge:
