@@ -10,7 +10,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from delayq._dashboard.board import Board
-from delayq._dashboard.forms import see
+from delayq._dashboard.forms import redirect
 from delayq._dashboard.pages import PAGES
 from delayq._dashboard.pages.login import log_in, log_out
 from delayq._dashboard.security import Guard, SecurityHeaders
@@ -54,17 +54,17 @@ def make(
                     raise HTTPException(403, "You have no access to this dashboard.")
                 # Only reading leads back here.
                 back = f"{path.removeprefix('/') or './'}?{request.url.query}".removesuffix("?")
-                return see("login", next=back if path in _PATHS else "")
+                return redirect("login", next=back if path in _PATHS else "")
             return await handler(board, request)
 
         return Route(path, handle, methods=None if method is None else [method])
 
-    async def failed(request: Request, error: Exception) -> Response:
-        return await _failed(board, request, error)
+    async def handle_error(request: Request, error: Exception) -> Response:
+        return await _error_page(board, request, error)
 
     app = Starlette(
         routes=[
-            *(route(page.path, _showing(page), public=page.public) for page in PAGES),
+            *(route(page.path, _handler_of(page), public=page.public) for page in PAGES),
             route("/events", Board.live_view),
             # These check logins and forms themselves.
             route("/act", act, "POST", public=True),
@@ -72,14 +72,14 @@ def make(
             route("/logout", log_out, "POST", public=True),
             Mount("/static", _Static(packages=[("delayq._dashboard", "static")])),
         ],
-        exception_handlers={HTTPException: failed, DelayqError: failed},
+        exception_handlers={HTTPException: handle_error, DelayqError: handle_error},
     )
     # Slash redirects are absolute, with the host of the request, which need not be ours.
     app.router.redirect_slashes = False
     return SecurityHeaders(app)
 
 
-def _showing(page: Page) -> Handler:
+def _handler_of(page: Page) -> Handler:
     async def show(board: Board, request: Request) -> Response:
         values = await page.load(board, request)
         return await board.page(request, page.template, page=page, **values)
@@ -87,7 +87,7 @@ def _showing(page: Page) -> Handler:
     return show
 
 
-async def _failed(board: Board, request: Request, error: Exception) -> Response:
+async def _error_page(board: Board, request: Request, error: Exception) -> Response:
     hint = ""
     if isinstance(error, HTTPException):
         status, message = error.status_code, error.detail

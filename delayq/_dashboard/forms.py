@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from delayq._dashboard.rendering import link, unpacked
+from delayq._dashboard.rendering import link, parse_ref
 from delayq._durations import microseconds
 from delayq._redisson.queue import MAX_PAYLOAD
 from delayq.errors import BadInput
@@ -69,7 +69,7 @@ class Form:
         """Return the first value of a field; an empty one if it is missing."""
         return self._fields.get(name, [""])[0]
 
-    def edited(self, *names: str) -> bool:
+    def has_changed(self, *names: str) -> bool:
         """Return whether the visitor has changed one of the fields, as shown by their ``was_``."""
         return any(name in self and self.get(name) != self.get(f"was_{name}") for name in names)
 
@@ -83,7 +83,7 @@ class Form:
         Raises:
             HTTPException: The queue can hold no such message.
         """
-        ref = unpacked(self.get("at"))
+        ref = parse_ref(self.get("at"))
         if ref is None or not source.may_hold(ref):
             raise HTTPException(400, "Unknown message.")
         return ref
@@ -92,7 +92,7 @@ class Form:
         """Return references to the selected messages; None for all messages of the list."""
         if self.get("all") == "1":
             return None if self.get("sure") == "1" else []
-        refs = map(unpacked, self._fields.get("at", []))
+        refs = map(parse_ref, self._fields.get("at", []))
         return [ref for ref in refs if ref is not None]
 
     def shown_at(self) -> datetime:
@@ -136,7 +136,7 @@ class Form:
         return count
 
 
-def see(page: str, source: AnySource | None = None, /, **query: str) -> Response:
+def redirect(page: str, source: AnySource | None = None, /, **query: str) -> Response:
     """Send the browser to a page, so that reloading it repeats nothing."""
     return RedirectResponse(link(page, source, None, **query), 303)
 

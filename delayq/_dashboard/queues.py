@@ -62,7 +62,7 @@ class Cached(Generic[T]):
                 return self._answer
             self._asked_at = time.monotonic()
             self._asking = asyncio.create_task(self._ask())
-            self._asking.add_done_callback(self._answered)
+            self._asking.add_done_callback(self._on_answer)
         # A caller that goes away leaves the others their answer.
         return await asyncio.shield(self._asking)
 
@@ -78,7 +78,7 @@ class Cached(Generic[T]):
         """Ask again at the next call."""
         self._answer = None
 
-    def _answered(self, asking: asyncio.Task[T]) -> None:
+    def _on_answer(self, asking: asyncio.Task[T]) -> None:
         self._asking = None
         if not asking.cancelled() and asking.exception() is None:
             self._answer, self.answered_at = asking.result(), time.monotonic()

@@ -53,7 +53,7 @@ def pretty(payload: bytes | None) -> tuple[str, str]:
         return _dump(payload), "binary"
     try:
         if is_whole:
-            return _indented(json.loads(text)), "JSON"
+            return _indent(json.loads(text)), "JSON"
     except (ValueError, RecursionError):
         pass
     if any(ord(character) < 32 and character not in "\t\r\n" for character in text):
@@ -71,7 +71,7 @@ def preview(payload: bytes | None) -> str:
     return line if len(line) <= _PREVIEW else line[: _PREVIEW - 1] + "…"
 
 
-def _indented(value: object) -> str:
+def _indent(value: object) -> str:
     parts: list[str] = []
     length = 0
     # Piece by piece: deep nesting makes a little input much longer.
@@ -157,7 +157,7 @@ def name_of(ref: MessageRef) -> str:
     return ref.id.decode(errors="replace")
 
 
-def packed(ref: MessageRef) -> str:
+def pack_ref(ref: MessageRef) -> str:
     """Pack a reference into one text, for addresses and forms.
 
     Any id is accepted, even one that is not text.
@@ -165,9 +165,9 @@ def packed(ref: MessageRef) -> str:
     return f"{ref.partition or ''}/{quote(ref.due, safe='')}/{quote(ref.id, safe='')}"
 
 
-def unpacked(packed_ref: str) -> MessageRef | None:
+def parse_ref(text: str) -> MessageRef | None:
     """Unpack a reference from a text; None if the text is not one."""
-    if (parts := _REF.fullmatch(packed_ref)) is None:
+    if (parts := _REF.fullmatch(text)) is None:
         return None
     partition, due, name = parts.groups()
     due = unquote_to_bytes(due).decode(errors="replace")
@@ -193,7 +193,7 @@ def link(
     if source is not None:
         query |= {"kind": source.kind, "name": source.name}
     if row is not None and row.ref is not None:
-        query["at"] = packed(row.ref)
+        query["at"] = pack_ref(row.ref)
     query |= {name: value for name, value in params.items() if value}
     return page + ("?" + urlencode(query) if query else "")
 
@@ -216,7 +216,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     of_moments = (us, moment, iso, span, relative)
-    of_values = (pretty, preview, limit, write_limit, size, name_of, packed, points)
+    of_values = (pretty, preview, limit, write_limit, size, name_of, pack_ref, points)
     of_queues = (late_us, undeliverable, states)
     filters = {function.__name__: function for function in (*of_moments, *of_values, *of_queues)}
     templates.filters.update(filters, number="{:,}".format)

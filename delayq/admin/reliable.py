@@ -320,7 +320,9 @@ class ReliableInspector:
         schedules: list[ListedSchedule] = []
         for store in await self.all_stores():
             records, shift_us = await store.schedules()
-            schedules += [_listed(name, record, shift_us) for name, record in records.items()]
+            schedules += [
+                _parse_schedule(name, record, shift_us) for name, record in records.items()
+            ]
         return sorted(schedules, key=lambda listed: listed.name)
 
     async def run_schedule_now(self, name: str) -> tuple[ReliableStore, str] | None:
@@ -402,7 +404,7 @@ class ReliableInspector:
         return KnownSettings(self.name, self.store, self._session.background, lambda _: None)
 
 
-def _listed(raw: bytes, record: bytes, shift_us: int) -> ListedSchedule:
+def _parse_schedule(raw: bytes, record: bytes, shift_us: int) -> ListedSchedule:
     name = raw.decode(errors="replace")
     try:
         schedule = to_schedule(name, record, shift_us)

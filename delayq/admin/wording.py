@@ -63,15 +63,15 @@ def read_limit(text: str, name: str) -> Limit | None:
         if part == "ordered" and not ordered:
             ordered = True
         elif not _is_number(number):
-            raise _misunderstood(text, name)
+            raise _bad_limit(text, name)
         elif slash and period and rate is None:
             # "100/s" is short for "100/1s".
-            every = read_duration(period if _starts(period) else f"1{period}", name)
+            every = read_duration(period if _begins_with_digit(period) else f"1{period}", name)
             rate = (_number(number, name), every)
         elif not slash and concurrency is None:
             concurrency = _number(number, name)
         else:
-            raise _misunderstood(text, name)
+            raise _bad_limit(text, name)
     try:
         if rate is None:
             return Limit(concurrency, ordered=ordered)
@@ -136,11 +136,11 @@ def _number(digits: str, name: str) -> int:
     return int(digits)
 
 
-def _starts(period: str) -> bool:
+def _begins_with_digit(period: str) -> bool:
     return period[:1].isdigit()
 
 
-def _misunderstood(text: str, name: str) -> BadInput:
+def _bad_limit(text: str, name: str) -> BadInput:
     return BadInput(
         f"{name} must be how many run at a time, such as 5, how many start within a period, such as"
         f" 100/s, both, such as 5,100/s, or none, not {text!r}"

@@ -262,7 +262,7 @@ def instant(text: str | None) -> datetime | None:
         return None
     local, zone = text.strip(), None
     if named := _NAMED_ZONE.fullmatch(local):
-        local, zone = named[1], _zone(named[2])
+        local, zone = named[1], _zone_of(named[2])
     elif whole_day := _DAY.fullmatch(local):
         # Python takes the timezone of a date for a time, or refuses it.
         local = f"{whole_day[1]}T00:00{whole_day[2]}"
@@ -277,10 +277,10 @@ def instant(text: str | None) -> datetime | None:
         if zone is not None:
             raise CommandFailed(f"--at has two timezones: {text!r}")
         return at
-    return _unambiguous(at, zone)
+    return _resolve_local(at, zone)
 
 
-def _zone(name: str) -> ZoneInfo:
+def _zone_of(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, ZoneInfoNotFoundError):
@@ -289,7 +289,7 @@ def _zone(name: str) -> ZoneInfo:
         ) from None
 
 
-def _unambiguous(at: datetime, zone: ZoneInfo | None) -> datetime:
+def _resolve_local(at: datetime, zone: ZoneInfo | None) -> datetime:
     """Return a local time in a zone, or in this machine's. Raises CommandFailed unless the clocks
     show it exactly once.
     """

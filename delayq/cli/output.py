@@ -156,13 +156,13 @@ def clean(text: str) -> str:
     cannot be written.
     """
     printable = "".join(
-        character if character.isprintable() else _escaped(character) for character in text
+        character if character.isprintable() else _escape(character) for character in text
     )
     encoding = sys.stdout.encoding or "utf-8"
     return printable.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     is_surrogate = 0xD800 <= ord(character) < 0xE000
     return "\ufffd" if is_surrogate else character.encode("unicode_escape").decode()
 

@@ -282,7 +282,7 @@ def forwards(asynchronous: type) -> Callable[[C], C]:
     def add_methods(synchronous: C) -> C:
         for name, function in _public_methods(asynchronous):
             if name not in vars(synchronous):
-                method = signed_as(function)(_forwarding(name, function))
+                method = signed_as(function)(_forwarder_of(name, function))
                 method.__module__ = synchronous.__module__
                 setattr(synchronous, name, method)
         return synchronous
@@ -313,7 +313,7 @@ def _public_methods(owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield name, member
 
 
-def _forwarding(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _forwarder_of(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     is_async = inspect.iscoroutinefunction(function)
     # The positions and names of parameters that may be generators.
     iterables: set[int | str] = set()
@@ -323,8 +323,8 @@ def _forwarding(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     def forward(self: Forwarder, *args: Any, **kwargs: Any) -> Any:
         if iterables:
-            args = tuple(_iterated(value, key in iterables) for key, value in enumerate(args))
-            kwargs = {key: _iterated(value, key in iterables) for key, value in kwargs.items()}
+            args = tuple(_to_list(value, key in iterables) for key, value in enumerate(args))
+            kwargs = {key: _to_list(value, key in iterables) for key, value in kwargs.items()}
 
         async def act(target: Any) -> Any:
             result = getattr(target, name)(*args, **kwargs)
@@ -335,7 +335,7 @@ def _forwarding(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _iterated(value: Any, is_iterable: bool) -> Any:
+def _to_list(value: Any, is_iterable: bool) -> Any:
     """Return a value that another thread may iterate over.
 
     A generator would run there, without the database connection or the request of this thread.

@@ -107,7 +107,7 @@ class Arguments:
             self._methods[method] = copy
         return self._methods[method]
 
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by their names, without those that are left out.
 
         Those of ``*args`` and ``**kwargs`` are a tuple and a dict, under the parameter's name.
@@ -127,7 +127,7 @@ class Arguments:
             reason = f"the worker fills {filled[0]!r}"
         raise BadArguments(f"{name_of(self._function)}(): {reason}")
 
-    def unfilled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    def missing_injected(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Return the names of the parameters that only a worker fills, and that a call leaves
         out.
         """

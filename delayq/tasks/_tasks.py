@@ -125,7 +125,7 @@ class BoundTask(Generic[P]):
             BadArguments: The function does not take these arguments. Nothing was written.
             ConfigurationError: The tasks are not bound to a client.
         """
-        call = Call(self.name, self.arguments.named(args, kwargs))
+        call = Call(self.name, self.arguments.bind(args, kwargs))
         return await self._tasks.queue.offer(call, **self._options)
 
     @_with_own_signature
@@ -136,7 +136,7 @@ class BoundTask(Generic[P]):
         async client whose event loop runs in another thread: a task that is not async can offer
         further calls like this. Otherwise as :meth:`offer`.
         """
-        call = Call(self.name, self.arguments.named(args, kwargs))
+        call = Call(self.name, self.arguments.bind(args, kwargs))
         binding = self._tasks.binding(sync=True)
         return binding.run(lambda queue: queue.offer(call, **self._options))
 
@@ -153,7 +153,7 @@ class BoundTask(Generic[P]):
 
         if "durability" in self._options:
             raise BadInput("durability is not an option of a single call: pass it to offer_many()")
-        return Offer(Call(self.name, self.arguments.named(args, kwargs)), **self._options)
+        return Offer(Call(self.name, self.arguments.bind(args, kwargs)), **self._options)
 
 
 class Task(BoundTask[P], Generic[P, R_co]):
@@ -190,7 +190,7 @@ class Task(BoundTask[P], Generic[P, R_co]):
         Raises:
             BadArguments: A parameter that a worker would fill is missing.
         """
-        if self.arguments.injected and (missing := self.arguments.unfilled(args, kwargs)):
+        if self.arguments.injected and (missing := self.arguments.missing_injected(args, kwargs)):
             raise BadArguments(
                 f"{name_of(self.function)}() is not called by a worker: pass {missing[0]}=..."
             )
@@ -409,7 +409,7 @@ class Tasks:
             BadInput: A setting is invalid.
             ConfigurationError: There is a task of that name already, or it is not a function.
         """
-        task_options = _checked_options(
+        task_options = _check_options(
             self.settings.get("max_attempts", UNSET) if max_attempts is UNSET else max_attempts,
             backoff or self.settings.get("backoff"),
             timeout,
@@ -424,8 +424,8 @@ class Tasks:
                     " that does not yield"
                 )
             called = getattr(function, "__name__", None) if name is None else name
-            task = Task(self, function, _checked(called), former_names, task_options)
-            for alias in (task.name, *map(_checked, former_names)):
+            task = Task(self, function, _check_name(called), former_names, task_options)
+            for alias in (task.name, *map(_check_name, former_names)):
                 if alias in self.by_name:
                     owner = name_of(self.by_name[alias].function)
                     raise ConfigurationError(
@@ -568,7 +568,7 @@ class Tasks:
         )
 
 
-def _checked_options(
+def _check_options(
     max_attempts: int | Unset | None,
     backoff: Backoff | None,
     timeout: Duration | None,
@@ -584,7 +584,7 @@ def _checked_options(
     return TaskOptions(max_attempts, backoff, limit, on_error)
 
 
-def _checked(name: object) -> str:
+def _check_name(name: object) -> str:
     if not isinstance(name, str) or not name or not name.isprintable():
         raise BadInput(f"a task needs a name, a str that can be printed, not {given(name)}")
     return name

@@ -42,7 +42,7 @@ def recorded(*tasks: Tasks) -> Iterator[list[Offer[Call]]]:
     Returns:
         The calls, with their options: ``[offer.value.task, offer.value.arguments, offer.delay]``.
     """
-    with _replaced(tasks, None) as offers:
+    with _replace_bindings(tasks, None) as offers:
         yield offers
 
 
@@ -64,12 +64,12 @@ def eager(
     Returns:
         The calls, as :func:`recorded`.
     """
-    with _replaced(tasks, provide or {}) as offers:
+    with _replace_bindings(tasks, provide or {}) as offers:
         yield offers
 
 
 @contextmanager
-def _replaced(
+def _replace_bindings(
     groups: Iterable[Tasks], provided: Mapping[Any, object] | None
 ) -> Iterator[list[Offer[Call]]]:
     offers: list[Offer[Call]] = []
@@ -107,10 +107,10 @@ class _Recorder:
         self, offers: Iterable[Offer[Call]], *, durability: str | None = None
     ) -> list[str]:
         del durability
-        recorded = self._recorded(list(offers))
+        recorded = self._record(list(offers))
         for id_, call in recorded:
             if self._provided is not None:
-                run, is_coroutine = self._prepared(call, self._provided)
+                run, is_coroutine = self._prepare(call, self._provided)
                 result = run() if is_coroutine else await to_thread.run_sync(run)
                 self._results[id_] = await result if inspect.isawaitable(result) else result
         return [id_ for id_, _ in recorded]
@@ -133,10 +133,10 @@ class _Recorder:
     async def schedule(self, name: str, *, value: Call, **options: Any) -> datetime:
         del name
         fields = Offer.__dataclass_fields__
-        self._recorded([Offer(value, **{key: options[key] for key in options if key in fields})])
+        self._record([Offer(value, **{key: options[key] for key in options if key in fields})])
         return datetime.now(UTC)
 
-    def _recorded(self, offers: Sequence[Offer[Call]]) -> list[tuple[str, Call]]:
+    def _record(self, offers: Sequence[Offer[Call]]) -> list[tuple[str, Call]]:
         """Record offers, and return their ids, and the calls as a worker reads them."""
         messages = self._encoder.messages(offers)
         codec = self._tasks.codec
@@ -148,13 +148,13 @@ class _Recorder:
         self._ids.update(ids)
         return [*zip(ids, calls, strict=True)]
 
-    def _prepared(
+    def _prepare(
         self, call: Call, provided: Mapping[Any, object]
     ) -> tuple[Callable[[], Any], bool]:
         """Return what makes a call, and whether that returns a coroutine."""
         task = self._tasks.by_name[call.task]
         injected = {
-            parameter.name: _provided(task, parameter.name, provided)
+            parameter.name: _provide(task, parameter.name, provided)
             for parameter in task.arguments.injected
         }
         return (
@@ -163,7 +163,7 @@ class _Recorder:
         )
 
 
-def _provided(task: Task[Any, Any], parameter: str, provided: Mapping[Any, object]) -> object:
+def _provide(task: Task[Any, Any], parameter: str, provided: Mapping[Any, object]) -> object:
     kind = annotation_of(task.function, parameter)
     for key in (kind, get_origin(kind)):
         if key in provided:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import UNITS, farthest, offset_of, see, whole_number
+from delayq._dashboard.forms import UNITS, farthest, offset_of, redirect, whole_number
 from delayq._dashboard.health import SECOND
 from delayq._dashboard.pages.queue import PER_PAGE
 from delayq._dashboard.rendering import link
@@ -57,10 +57,10 @@ async def redrive(board: Board, source: ReliableSource, form: Form) -> Response:
             await source.all_stores(), LetterQuery(died_before=form.shown_at())
         )
     elif not refs:
-        return see("dead", source, done="unchosen")
+        return redirect("dead", source, done="unchosen")
     else:
         count = await source.redrive([ref for ref in refs if source.may_hold(ref)])
-    return see("dead", source, done="redriven", count=str(count))
+    return redirect("dead", source, done="redriven", count=str(count))
 
 
 async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
@@ -69,10 +69,10 @@ async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
             await source.all_stores(), LetterQuery(died_before=form.shown_at())
         )
     elif not refs:
-        return see("dead", source, done="unchosen")
+        return redirect("dead", source, done="unchosen")
     else:
         count = await source.purge_dead([ref for ref in refs if source.may_hold(ref)])
-    return see("dead", source, done="purged", count=str(count))
+    return redirect("dead", source, done="purged", count=str(count))
 
 
 LETTERS = Page(
@@ -249,20 +249,20 @@ async def redrive_matching(board: Board, source: ReliableSource, form: Form) -> 
     if form.refs() is not None:
         return _unchosen(source, form)
     count = await letters.redrive(await source.all_stores(), _query_in(form))
-    return see("dead", source, done="redriven", count=str(count), undo="no")
+    return redirect("dead", source, done="redriven", count=str(count), undo="no")
 
 
 async def purge_matching(board: Board, source: ReliableSource, form: Form) -> Response:
     if form.refs() is not None:
         return _unchosen(source, form)
     count = await letters.purge(await source.all_stores(), _query_in(form))
-    return see("dead", source, done="purged", count=str(count), undo="no")
+    return redirect("dead", source, done="purged", count=str(count), undo="no")
 
 
 def _unchosen(source: ReliableSource, form: Form) -> Response:
     """Show the same letters again: the form of another page would change all of them."""
     texts = {name: text for name in _FIELDS if (text := unquote(form.get(name)))}
-    return see("letters", source, **texts, done="unsure_letters")
+    return redirect("letters", source, **texts, done="unsure_letters")
 
 
 def _query_in(form: Form) -> LetterQuery:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import UNITS, see, whole_number
-from delayq._dashboard.rendering import packed
+from delayq._dashboard.forms import UNITS, redirect, whole_number
+from delayq._dashboard.rendering import pack_ref
 from delayq._dashboard.sources import ReliableSource
 from delayq._durations import estimated_delay, when_due
 from delayq._redisson.queue import MAX_PAYLOAD
@@ -88,14 +88,14 @@ async def _store(source: AnySource, offer: dict[str, Any]) -> Response:
         (ref,) = await source.offer([(when_due(offer["delay"], offer["at"]), payload)])
         if not estimated_delay(offer["delay"], offer["at"]):
             # It may be on the ready list by now, where it has no id.
-            return see("queue", source, done="enqueued")
-        return see("message", source, at=packed(ref), done="enqueued")
+            return redirect("queue", source, done="enqueued")
+        return redirect("message", source, at=pack_ref(ref), done="enqueued")
     (name,) = await source.open().offer_many([Offer(payload, **offer)])
     rows = [row for row in await source.find_by_id(name) if row.state != "dead"]
     if not rows or rows[0].ref is None:
         # A worker has taken it already.
-        return see("queue", source, done="enqueued")
-    return see("message", source, at=packed(rows[0].ref), done="enqueued")
+        return redirect("queue", source, done="enqueued")
+    return redirect("message", source, at=pack_ref(rows[0].ref), done="enqueued")
 
 
 def _read(form: Form) -> tuple[dict[str, Any], dict[str, str]]:

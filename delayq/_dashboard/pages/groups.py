@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import see
+from delayq._dashboard.forms import redirect
 from delayq._dashboard.rendering import link
 from delayq._durations import moment_us
 from delayq._reliable.limits import Limit, write_limit
@@ -76,22 +76,22 @@ async def limit_group(board: Board, source: ReliableSource, form: Form) -> Respo
         values = await _values(board, source, group, None)
         refused = {"group": group or typed, "limit": form.get("limit"), "wrong": {name: str(error)}}
         return await board.refused(form, PAGE, **values | refused)
-    return see("groups", source, done="limited" if write_limit(limit) != "none" else "lifted")
+    return redirect("groups", source, done="limited" if write_limit(limit) != "none" else "lifted")
 
 
 async def clear_limit(board: Board, source: ReliableSource, form: Form) -> Response:
     await source.groups.set_limit(unquote(form.get("group")), None)
-    return see("groups", source, done="unlimited")
+    return redirect("groups", source, done="unlimited")
 
 
 async def pause_group(board: Board, source: ReliableSource, form: Form) -> Response:
     await source.groups.pause(unquote(form.get("group")))
-    return see("groups", source, done="group_paused")
+    return redirect("groups", source, done="group_paused")
 
 
 async def resume_group(board: Board, source: ReliableSource, form: Form) -> Response:
     was_paused = await source.groups.resume(unquote(form.get("group")))
-    return see("groups", source, done="group_resumed" if was_paused else "not_paused")
+    return redirect("groups", source, done="group_resumed" if was_paused else "not_paused")
 
 
 PAGE = Page(

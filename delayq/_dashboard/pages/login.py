@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.board import Note, Page
-from delayq._dashboard.forms import see
+from delayq._dashboard.forms import redirect
 from delayq._dashboard.security import LATE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ async def log_in(board: Board, request: Request) -> Response:
             status, wrong = 429, "Wrong token, after many others from your address."
         return await board.page(request, PAGE.template, status, wrong=wrong, next=destination)
     page, query = board.own_address(destination)
-    response = see(page, **query | {"done": "loggedin" if login.may_act else "reading"})
+    response = redirect(page, **query | {"done": "loggedin" if login.may_act else "reading"})
     board.guard.log_in(request, response, login)
     return response
 
@@ -42,7 +42,7 @@ async def log_in(board: Board, request: Request) -> Response:
 async def log_out(board: Board, request: Request) -> Response:
     login = board.login(request)
     await board.form_of(login, request)
-    response = see("login" if board.guard.private else "./", done="loggedout")
+    response = redirect("login" if board.guard.private else "./", done="loggedout")
     if login is not None:
         board.guard.log_out(response, login)
     return response

@@ -9,15 +9,14 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import NO_DELAY, UNITS, see
-from delayq._dashboard.pages.queue import see_changed
-from delayq._dashboard.rendering import packed, unpacked
+from delayq._dashboard.forms import NO_DELAY, UNITS, redirect
+from delayq._dashboard.pages.queue import redirect_after
+from delayq._dashboard.rendering import pack_ref, parse_ref, us
 from delayq._dashboard.sources import ReliableSource
 from delayq._durations import MICROSECOND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -84,12 +83,12 @@ def timeline(row: Row, history: MessageHistory | None, now: int) -> list[Event]:
         events.append(Event(f"Attempt {row.attempt} is running", note="A worker has the message."))
         events.append(Event("Lease ends", row.lease_us))
     if row.due_us is not None:
-        events = _placed(events, Event("Due", row.due_us))
+        events = _insert_by_time(events, Event("Due", row.due_us))
     if row.state == "dead":
         events.append(Event("Died", row.died_us, note=row.reason, is_bad=True))
     if row.expires_us is not None:
         events.append(Event("Expires", row.expires_us))
-    return [_marked(event, now) for event in events]
+    return [_mark_if_ahead(event, now) for event in events]
 
 
 def _attempt_event(attempt: Attempt) -> Event:
@@ -101,7 +100,7 @@ def _attempt_event(attempt: Attempt) -> Event:
         took = (attempt.finished_at - attempt.started_at) // MICROSECOND
     return Event(
         title,
-        _us(attempt.started_at),
+        us(attempt.started_at),
         took,
         attempt.worker,
         attempt.error,
@@ -110,7 +109,7 @@ def _attempt_event(attempt: Attempt) -> Event:
     )
 
 
-def _placed(events: list[Event], event: Event) -> list[Event]:
+def _insert_by_time(events: list[Event], event: Event) -> list[Event]:
     """Insert an event before the first one that is known to be later."""
     assert event.at_us is not None
     for index, later_event in enumerate(events):
@@ -119,18 +118,14 @@ def _placed(events: list[Event], event: Event) -> list[Event]:
     return [*events, event]
 
 
-def _marked(event: Event, now: int) -> Event:
+def _mark_if_ahead(event: Event, now: int) -> Event:
     """Say that an event is still to come."""
     is_ahead = event.at_us is not None and event.at_us > now and not event.note
     return replace(event, note="still to come") if is_ahead else event
 
 
-def _us(moment: datetime) -> int:
-    return round(moment.timestamp() * 1_000_000)
-
-
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
-    ref = unpacked(request.query_params.get("at", ""))
+    ref = parse_ref(request.query_params.get("at", ""))
     dead = request.query_params.get("dead") == "1"
     return await _values(board, await board.source(request), ref, dead=dead)
 
@@ -157,7 +152,7 @@ async def _values(
 
 async def cancel(board: Board, source: AnySource, form: Form) -> Response:
     changed = await changes.cancel(board, source, [form.ref(source)])
-    return see_changed(source, source.states[0], "cancelled", changed)
+    return redirect_after(source, source.states[0], "cancelled", changed)
 
 
 async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
@@ -169,9 +164,9 @@ async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
         return await board.refused(form, PAGE, **values | form.refused_delay(error))
     changed = await changes.reschedule(board, source, [ref], delay)
     if not changed.refs:
-        return see("queue", source, done="gone")
-    at = packed(changed.refs[0])
-    return see("message", source, at=at, done="rescheduled", undo=changed.undo)
+        return redirect("queue", source, done="gone")
+    at = pack_ref(changed.refs[0])
+    return redirect("message", source, at=at, done="rescheduled", undo=changed.undo)
 
 
 PAGE = Page(

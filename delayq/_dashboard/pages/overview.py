@@ -74,7 +74,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     _, key, largest_first = _COLUMNS[sort]
     backwards = params.get("order") == "reversed" and ranked
     lines.sort(key=key, reverse=largest_first != backwards)
-    listed = [line for line in lines if not state or state in _words(line)]
+    listed = [line for line in lines if not state or state in _labels(line)]
     total = len(listed) if ranked else len(matching)
     return {
         "lines": listed[offset : offset + _PER_PAGE] if ranked else listed,
@@ -106,7 +106,7 @@ async def _lines(board: Board, queues: Sequence[Any]) -> list[Line]:
     return lines
 
 
-def _words(line: Line) -> list[str]:
+def _labels(line: Line) -> list[str]:
     return [state.label for state in line.states]
 
 

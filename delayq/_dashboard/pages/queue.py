@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, see
+from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, redirect
 from delayq._dashboard.health import count_in, late_us
 
 if TYPE_CHECKING:
@@ -70,20 +70,20 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
 
 async def pause(board: Board, source: ReliableSource, form: Form) -> Response:
     await source.pause()
-    return see("queue", source, done="paused")
+    return redirect("queue", source, done="paused")
 
 
 async def resume(board: Board, source: ReliableSource, form: Form) -> Response:
     await source.resume()
-    return see("queue", source, done="resumed")
+    return redirect("queue", source, done="resumed")
 
 
 async def cancel_many(board: Board, source: AnySource, form: Form) -> Response:
     state = _state(source, form)
-    if not (refs := await _selected(source, state, form)):
-        return see("queue", source, state=state, done="unselected")
+    if not (refs := await _selected_refs(source, state, form)):
+        return redirect("queue", source, state=state, done="unselected")
     changed = await changes.cancel(board, source, refs, running=state == "leased")
-    return see_changed(source, state, "cancelled_many", changed)
+    return redirect_after(source, state, "cancelled_many", changed)
 
 
 async def reschedule_many(board: Board, source: AnySource, form: Form) -> Response:
@@ -104,18 +104,18 @@ async def run_now(board: Board, source: AnySource, form: Form) -> Response:
 async def _reschedule(
     board: Board, source: AnySource, form: Form, state: str, delay_us: int
 ) -> Response:
-    if not (refs := await _selected(source, state, form)):
-        return see("queue", source, state=state, done="unselected")
+    if not (refs := await _selected_refs(source, state, form)):
+        return redirect("queue", source, state=state, done="unselected")
     changed = await changes.reschedule(board, source, refs, delay_us)
-    return see_changed(source, state, "rescheduled_many", changed)
+    return redirect_after(source, state, "rescheduled_many", changed)
 
 
 async def undo(board: Board, source: AnySource, form: Form) -> Response:
     if (undone := await board.undos.run(form.get("undo"))) is None:
-        return see("queue", source, done="late")
+        return redirect("queue", source, done="late")
     (count, unsure), total = undone
     done = "undone" if count == total else "perhaps" if unsure else "partly"
-    return see("queue", source, done=done, count=str(count))
+    return redirect("queue", source, done=done, count=str(count))
 
 
 def _state(source: AnySource, form: Form) -> str:
@@ -124,7 +124,7 @@ def _state(source: AnySource, form: Form) -> str:
     return state
 
 
-async def _selected(source: AnySource, state: str, form: Form) -> list[MessageRef]:
+async def _selected_refs(source: AnySource, state: str, form: Form) -> list[MessageRef]:
     """Return references to the selected messages, or of all in that state."""
     selected = form.refs()
     if selected is None:
@@ -132,10 +132,10 @@ async def _selected(source: AnySource, state: str, form: Form) -> list[MessageRe
     return [ref for ref in selected if source.may_hold(ref)]
 
 
-def see_changed(source: AnySource, state: str, done: str, changed: Changed) -> Response:
+def redirect_after(source: AnySource, state: str, done: str, changed: Changed) -> Response:
     """Lead to the list in one state, with a note on what was changed."""
     count = len(changed.refs)
-    return see(
+    return redirect(
         "queue",
         source,
         state=state,
@@ -232,7 +232,7 @@ async def purge_queue(board: Board, source: AnySource, form: Form) -> Response:
         values = await _purge_values(source, state, typed, wrong)
         return await board.refused(form, PURGE, **values)
     count = await source.purge(cast("PurgeState", state))
-    return see("queue", source, done="dropped", count=str(count), undo="no")
+    return redirect("queue", source, done="dropped", count=str(count), undo="no")
 
 
 PURGE = Page(

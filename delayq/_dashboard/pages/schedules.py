@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import see, whole_number
+from delayq._dashboard.forms import redirect, whole_number
 from delayq._dashboard.undo import Undo, Undone
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def run_schedule(board: Board, source: ReliableSource, form: Form) -> Resp
     runs = {listed.name: listed.runs for listed in await source.schedules()}.get(name)
     brought_forward = await source.run_schedule_now(name)
     if brought_forward is None or not runs:
-        return see("schedules", source, done="not_run")
+        return redirect("schedules", source, done="not_run")
     store, occurrence = brought_forward
     due_us = round(runs[0].timestamp() * 1_000_000)
 
@@ -54,23 +54,23 @@ async def run_schedule(board: Board, source: ReliableSource, form: Form) -> Resp
         return Undone(sum(await store.reschedule([occurrence], delay_us)))
 
     token = board.undos.keep(Undo(undo, 1, _SIZE))
-    return see("schedules", source, done="run", undo=token)
+    return redirect("schedules", source, done="run", undo=token)
 
 
 async def unschedule(board: Board, source: ReliableSource, form: Form) -> Response:
     name = unquote(form.get("schedule"))
     done = await source.unschedule(name)
-    return see("schedules", source, done="unscheduled" if done else "no_schedule")
+    return redirect("schedules", source, done="unscheduled" if done else "no_schedule")
 
 
 async def pause_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
     done = await source.pause_schedule(unquote(form.get("schedule")))
-    return see("schedules", source, done="schedule_paused" if done else "no_schedule")
+    return redirect("schedules", source, done="schedule_paused" if done else "no_schedule")
 
 
 async def resume_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
     done = await source.resume_schedule(unquote(form.get("schedule")))
-    return see("schedules", source, done="schedule_resumed" if done else "no_schedule")
+    return redirect("schedules", source, done="schedule_resumed" if done else "no_schedule")
 
 
 PAGE = Page(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import UNITS, in_units, see
+from delayq._dashboard.forms import UNITS, in_units, redirect
 from delayq._reliable.keys import MOST_PARTITIONS
 from delayq._reliable.limits import write_limit
 from delayq._reliable.settings import declare
@@ -68,7 +68,7 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
             wrong = {"partitions": str(error)}
         else:
             board.queues.search_again()
-            return see("settings", source, done="configured")
+            return redirect("settings", source, done="configured")
     if wrong:
         values = await _values(source)
         texts = {
@@ -80,7 +80,7 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
         }
         page_values = values | {"texts": texts, "was": initial, "wrong": wrong}
         return await board.refused(form, PAGE, **page_values)
-    return see("settings", source, done="unsure" if changes else "unchanged")
+    return redirect("settings", source, done="unsure" if changes else "unchanged")
 
 
 def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
@@ -92,7 +92,7 @@ def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
     changes: dict[str, str] = {}
     wrong: dict[str, str] = {}
     for name, (fields, read) in _FIELDS.items():
-        if form.edited(*fields):
+        if form.has_changed(*fields):
             try:
                 changes |= declare(**{name: read(form)})
             except HTTPException as error:

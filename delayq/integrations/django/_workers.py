@@ -134,9 +134,9 @@ class TaskRun:
         self._begin()
         try:
             returned = self._start()
-            return self._succeeded(returned)
+            return self._on_success(returned)
         except BaseException as error:
-            self._failed(error)
+            self._on_failure(error)
             raise
         finally:
             close_old_connections()
@@ -151,11 +151,11 @@ class TaskRun:
             await sync_to_async(self._begin)()
             try:
                 returned = await self._start()
-                return await sync_to_async(self._succeeded)(returned)
+                return await sync_to_async(self._on_success)(returned)
             except CancelledError:
                 raise
             except BaseException as error:
-                await sync_to_async(self._failed)(error)
+                await sync_to_async(self._on_failure)(error)
                 raise
             finally:
                 # The thread ends, so nothing could use its connections again.
@@ -172,7 +172,7 @@ class TaskRun:
         # An error of a receiver must not keep a task from running, nor make it run twice.
         task_started.send_robust(self._sender, task_result=self._result)
 
-    def _succeeded(self, returned: Any) -> Any:
+    def _on_success(self, returned: Any) -> Any:
         try:
             value = normalize_json(returned)
         except (TypeError, ValueError) as error:
@@ -181,7 +181,7 @@ class TaskRun:
         self._finish(TaskResultStatus.SUCCESSFUL)
         return to_keep(self._message.value, value) if self._message.keeps_result else None
 
-    def _failed(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         # Receivers see the same error as with Django's own backends.
         reported = (error.__cause__ or error) if isinstance(error, _NoJson) else error
         kind = type(reported)
