@@ -428,7 +428,7 @@ def measure(root: Path) -> Iterator[Figure]:
         meaning = f"lines of function bodies, percentile {percentile}"
         yield Figure(f"bodies-{percentile}", meaning, percentiles[percentile - 1], longer, bound)
 
-    lines, of_tests = (sum(each.lines for each in sources) for sources in (package, tests))
+    lines, of_tests = (sum(source.lines for source in sources) for sources in (package, tests))
     yield Figure("package-lines", "lines of the package", lines, anchors="12,000-24,000")
     yield Figure("test-lines", "lines of the tests", of_tests)
 

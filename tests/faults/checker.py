@@ -106,7 +106,7 @@ def summary(violations: Sequence[Violation], show: int = 5) -> str:
     return (
         "; ".join(
             [f"{count} {kind}" for kind, count in counts.items()]
-            + [str(one) for one in violations[:show]]
+            + [str(violation) for violation in violations[:show]]
         )
         or "none"
     )

@@ -122,8 +122,8 @@ def over_limits(log: Log, rules: Rules) -> list[Violation]:
     found: list[Violation] = []
     claims = log.claims(rules.lease_us)
     of_groups = defaultdict(list)
-    for one in claims:
-        of_groups[log.groups.get(one.key, "")].append(one)
+    for claim in claims:
+        of_groups[log.groups.get(claim.key, "")].append(claim)
     bounds = [(name, bound, of_groups[name]) for name, bound in log.bounds.items()]
     for name, bound, some in (*bounds, (QUEUE, log.whole, claims)):
         if bound.concurrency is not None:

@@ -120,7 +120,7 @@ async def test_lists_read_on_to_those_that_live(
     assert [len(page) for page in pages] == [25, 25, 25, 25, 20, 0]
     assert [message.id for page in pages for message in page] == found
     # With a limit that is larger than what one script looks at.
-    assert [each.id for each in await queue.list("ready", offset=7, limit=300)] == found[7:]
+    assert [message.id for message in await queue.list("ready", offset=7, limit=300)] == found[7:]
 
 
 @pytest.mark.usefixtures("_full_batches")

@@ -348,7 +348,7 @@ async def test_a_batch_that_has_ended_counts_even_if_its_messages_are_cancelled_
 
     async def handle(messages: list[Any]) -> None:
         # This arrives before the members have heard of the end.
-        asyncio.get_running_loop().call_soon(lambda: [each.cancel() for each in members])
+        asyncio.get_running_loop().call_soon(lambda: [member.cancel() for member in members])
 
     joined = Batches(handle, size=2, linger=LONG, concurrency=1)
     members += [asyncio.create_task(joined.join(cast("Any", n))) for n in range(2)]
@@ -461,7 +461,10 @@ async def test_the_timeout_of_a_message_begins_with_its_batch_and_concerns_no_ot
         await until(lambda: len(seen) == 3)
         await until(lambda: _at_work(worker) == 0)
     assert seen[1:] == [[1, 2], [3]]
-    assert {each.id: each.attempt for each in await jobs.list("delayed")} == {"1": 1, "3": 1}
+    assert {message.id: message.attempt for message in await jobs.list("delayed")} == {
+        "1": 1,
+        "3": 1,
+    }
     assert "batch of" not in caplog.text
 
 
@@ -498,7 +501,7 @@ async def test_batches_wait_for_threads_that_hang(worker: Worker, jobs: Jobs) ->
             await until(lambda: depths(jobs), equals=(2, 2, 0, 0))
             assert len(threads) == 1
             assert threads[0] is not threading.main_thread()
-            assert [each.attempt for each in await jobs.list("ready")] == [0] * 2
+            assert [message.attempt for message in await jobs.list("ready")] == [0] * 2
             go_on.set()
             await until(lambda: len(threads) == 2)
     finally:

@@ -137,7 +137,7 @@ async def test_a_damaged_dead_letter_is_shown(jobs: Jobs, raw: Any) -> None:
         await (await leased(jobs, id="good")).bury("a reason")
         await raw.hset("delayq:{jobs}:dead:messages", "damaged", letter)
         await raw.zadd("delayq:{jobs}:dead", {"damaged": 1, "nothing at all": 2})
-        reasons = {each.id: each.reason for each in await jobs.dead.list()}
+        reasons = {letter.id: letter.reason for letter in await jobs.dead.list()}
         assert reasons == {"damaged": "unreadable", "good": "a reason"}, letter
         lives_again = letter.endswith(b"1 \n2")
         assert await jobs.dead.redrive(["damaged", "good"]) == 1 + lives_again

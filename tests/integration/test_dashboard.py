@@ -231,7 +231,7 @@ async def test_every_text_on_a_page_is_escaped(
         assert re.findall(r"<script[^>]*>", shown) == ['<script src="static/board.js" defer>']
         assert "<img src=x" not in shown
         assert not re.search(r"\son\w+=|style=|javascript:", re.sub(r"&[^;]+;[^<]*", "", shown))
-        waiting += [each for kind in ("queue?", "message?", "dead?") for each in links(shown, kind)]
+        waiting += [link for kind in ("queue?", "message?", "dead?") for link in links(shown, kind)]
     assert len([each for each in seen if each.startswith("message?")]) == 3
     assert "&lt;script&gt;" in await page(reader, "/?q=" + "%3Cscript%3E")
 
@@ -952,7 +952,7 @@ async def test_a_viewer_who_leaves_takes_nothing_from_the_others(client: Client)
     del first, second
     gc.collect()
     # What nobody views any more is not kept.
-    kept = [each for each in gc.get_objects() if isinstance(each, live.Live)]
+    kept = [live_object for live_object in gc.get_objects() if isinstance(live_object, live.Live)]
     assert kept
     assert not any(each._views for each in kept)
 

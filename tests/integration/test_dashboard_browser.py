@@ -136,8 +136,8 @@ def _click_through(address: str, browser: Seen) -> None:
     templates = (Path(delayq.__file__).parent / "_dashboard" / "templates").iterdir()
     buttons = {
         text
-        for each in templates
-        for text in re.findall(r"<button[^>]*>([^<]+)</button>", each.read_text("utf-8"))
+        for template in templates
+        for text in re.findall(r"<button[^>]*>([^<]+)</button>", template.read_text("utf-8"))
     }
     assert buttons - browser.clicked == set()
 
@@ -283,7 +283,7 @@ async def test_a_page_goes_on_once_a_proxy_has_an_answer_again(
             browser.until(lambda: browser.find('[data-of="ready"]').text == "1,234")
             assert badge().is_displayed()
             assert "This page is not up to date" not in browser.text()
-            assert all("502" in each for each in browser.complaints())
+            assert all("502" in complaint for complaint in browser.complaints())
 
         serving_it = asyncio.create_task(server.serve())
         await until(lambda: server.started)

@@ -231,7 +231,7 @@ async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser
     await dead_of_all_kinds(client)
     shown = await page(reader, f"{LETTERS}&by=type")
     assert re.search(r"TimeoutError 4 .* LookupError 1 .* expired 1 ", texts(shown))
-    (address,) = [each for each in links(shown, "letters?") if "TimeoutError" in each]
+    (address,) = [link for link in links(shown, "letters?") if "TimeoutError" in link]
     assert len(names(await page(reader, address))) == 4
     await page(reader, f"{LETTERS}&by=moon", 404)
     for age in ("soon", "-1", "nan", "1e99"):
@@ -263,7 +263,12 @@ async def test_an_action_applies_to_what_a_filter_shows(
         await send(admin, fields | wrong, 400)
     assert await jobs.dead.size() == 7
     assert note in texts(await send(admin, fields))
-    assert {each.id for each in await jobs.dead.list()} == {"dead-3", "dead-4", "dead-5", "dead-6"}
+    assert {letter.id for letter in await jobs.dead.list()} == {
+        "dead-3",
+        "dead-4",
+        "dead-5",
+        "dead-6",
+    }
     assert (await jobs.stats()).ready == (3 if do == "redrive_matching" else 0)
 
 
@@ -272,7 +277,7 @@ async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Brows
     await die(jobs, "two\nlines & 100 %", "")
     await die(jobs, "other", "")
     shown = await page(admin, f"{LETTERS}&by=reason")
-    (address,) = [each for each in links(shown, "letters?") if "two" in each]
+    (address,) = [link for link in links(shown, "letters?") if "two" in link]
     fields = confirmation(await page(admin, address))
     # Browsers send line breaks as two characters.
     sent = {name: value.replace("\n", "\r\n") for name, value in fields.items()}
@@ -351,7 +356,7 @@ about = partial(pytest.approx, abs=60)
 
 async def expiry(browser: Browser) -> str:
     """Return when m0 expires, in minutes."""
-    (address,) = [each for each in links(await page(browser, JOBS), "message?") if "m0" in each]
+    (address,) = [link for link in links(await page(browser, JOBS), "message?") if "m0" in link]
     told, *_ = re.findall(r"Expires in (\d+ h \d+ min)", texts(await page(browser, address)))
     return str(told)
 
@@ -390,7 +395,7 @@ async def many_in_both(client: Client) -> Callable[[str], Awaitable[list[int]]]:
 
     async def there(address: str) -> list[int]:
         if address == JOBS:
-            return sorted(each.value for each in await jobs.list("delayed", limit=999))
+            return sorted(message.value for message in await jobs.list("delayed", limit=999))
         return sorted(value for value, _ in await orders.pending.entries())
 
     return there
@@ -435,7 +440,7 @@ async def test_an_id_stays_taken_when_brought_back(client: Client, admin: Browse
     await jobs.offer("y", id="m2")
     await (await jobs.claim())[0].ack()
     assert "1 message is as before. The others could not" in await undo(admin, shown)
-    assert [each.id for each in await jobs.list("delayed")] == ["m1"]
+    assert [message.id for message in await jobs.list("delayed")] == ["m1"]
     # The id stays taken as long as it was to be.
     (taken,) = await jobs.list("delayed")
     assert await jobs.cancel("m1")
@@ -591,7 +596,7 @@ async def test_messages_are_run_now_and_set_back(
     before = await known(jobs, about)
     shown = await select(admin, JOBS, "run_now", 1, 2)
     assert "2 messages rescheduled." in texts(shown)
-    assert {each.id for each in await jobs.list("ready")} == {"m1", "m2"}
+    assert {message.id for message in await jobs.list("ready")} == {"m1", "m2"}
     assert "2 messages are as before." in await undo(admin, shown)
     assert await known(jobs) == before
     shown = await select(admin, JOBS, "run_now", all="1")
@@ -615,7 +620,7 @@ async def test_another_message_is_not_set_back(client: Client, admin: Browser, d
         assert await jobs.cancel(gone)
     await jobs.offer("new", 600, id="m1")
     assert "1 message is as before. The others could not" in await undo(admin, shown)
-    due = {each.id: each.due_at for each in await jobs.list("delayed")}
+    due = {message.id: message.due_at for message in await jobs.list("delayed")}
     assert {*due} == {"m1", "m2"}
     assert 0 < (due["m1"] - await client.server_time()).total_seconds() <= 600
 

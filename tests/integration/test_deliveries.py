@@ -227,7 +227,8 @@ async def test_takes_and_deliveries_share_messages_that_come_singly(queue: Order
 
     def all_wait() -> bool:
         waiting = [
-            each.dispatcher.callers.are_waiting for each in queue._open.transfer._sources.values()
+            source.dispatcher.callers.are_waiting
+            for source in queue._open.transfer._sources.values()
         ]
         return len(waiting) == 3 and all(waiting)
 

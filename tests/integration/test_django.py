@@ -456,7 +456,7 @@ def test_wrong_settings_are_found_by_the_checks(
         ({"queues": ["default", 5]}, ["delayq.E003"]),
     ):
         configure(**options)
-        assert [each.id for each in run_checks()] == ids, options
+        assert [check.id for check in run_checks()] == ids, options
 
 
 def test_wrong_settings_are_refused_when_they_are_used(

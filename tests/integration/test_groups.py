@@ -348,7 +348,9 @@ async def test_a_change_of_limits_needs_no_more_of_the_client_that_makes_it(
 
 async def are_looked_at(queue: ReliableQueue[int]) -> None:
     """Wait until the client knows that no partition has anything for it."""
-    await until(lambda: all(each.wakeups.plan.is_up_to_date for each in queue._open.partitions))
+    await until(
+        lambda: all(partition.wakeups.plan.is_up_to_date for partition in queue._open.partitions)
+    )
 
 
 @pytest.mark.every_server

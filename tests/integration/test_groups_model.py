@@ -127,7 +127,7 @@ class Model:
     def stop(self, message: Live) -> None:
         """Keep the slots of a message that is cancelled while a worker has it."""
         limits = [self.limit_of(message.group), self.limit or Limit()]
-        in_group, in_queue = (bool(each.ordered or each.concurrency) for each in limits)
+        in_group, in_queue = (bool(limit.ordered or limit.concurrency) for limit in limits)
         if in_group or in_queue:
             group = message.group if in_group else None
             self.stopping.append((group, message.ends, message.lease))

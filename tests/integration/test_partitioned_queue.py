@@ -154,7 +154,7 @@ async def test_generated_ids_find_their_messages_in_all_partitions(
             # The next turn.
             await asyncio.sleep(0.006)
         ids.append(await jobs.offer(n, 3600))
-    assert all([(await each.store.depth()).delayed for each in jobs._open.partitions])
+    assert all([(await partition.store.depth()).delayed for partition in jobs._open.partitions])
     assert all(await asyncio.gather(*map(jobs.cancel, ids)))
     assert len(set(ids)) == 300
 

@@ -71,9 +71,12 @@ async def samples(metrics: Metrics) -> Samples:
     """Return the values by name and labels."""
     text = (await metrics.render())[0].decode()
     return {
-        (each.name, *(each.labels[name] for name in LABELS if name in each.labels)): each.value
+        (
+            sample.name,
+            *(sample.labels[name] for name in LABELS if name in sample.labels),
+        ): sample.value
         for family in text_string_to_metric_families(text)
-        for each in family.samples
+        for sample in family.samples
     }
 
 
@@ -385,7 +388,7 @@ def names() -> set[str]:
 def test_dashboard_alerts_and_documentation_name_the_metrics_that_exist() -> None:
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
     variables = [each for each in dashboard["templating"]["list"] if each["type"] == "query"]
-    queries = [*dashboard_queries(), *(each["query"] for each in variables)]
+    queries = [*dashboard_queries(), *(variable["query"] for variable in variables)]
     used = {name for query in queries for name in re.findall(r"\bdelayq_\w+", query)}
     assert set() < used <= names()
     ids = [panel["id"] for panel in dashboard["panels"]]

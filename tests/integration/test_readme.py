@@ -41,7 +41,7 @@ def headings(page: Path) -> set[str]:
     """Return the anchors of a page, as repositories' pages have them."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     words = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in words}
+    return {re.sub(r"[^\w\- ]", "", word.lower()).strip().replace(" ", "-") for word in words}
 
 
 def test_every_local_link_leads_somewhere() -> None:

@@ -73,7 +73,7 @@ async def test_closing_is_quick_while_the_server_does_not_answer(own_server: Pri
         async with asyncio.timeout(20):
             await client.aclose()
         results = await asyncio.gather(*waiting, *sent, return_exceptions=True)
-    assert [type(each) for each in results] == [delayq.Closed] * 2 + [delayq.OutcomeUnknown] * 3
+    assert [type(result) for result in results] == [delayq.Closed] * 2 + [delayq.OutcomeUnknown] * 3
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside its block", "where its block ends"])

@@ -1107,8 +1107,8 @@ class ReliableMachine(RuleBasedStateMachine):
             if found is None or expected is None:
                 continue
             attempts = [
-                (each.number, None if each.started_at is None else each.error)
-                for each in found.attempts
+                (attempt.number, None if attempt.started_at is None else attempt.error)
+                for attempt in found.attempts
             ]
             now = await self.server_now()
             offered, finished = (

@@ -284,7 +284,7 @@ async def test_large_results_share_a_call_with_few_others(jobs: Jobs, faults: Fa
     await jobs.offer_many([Offer(n, id=f"{n}") for n in range(20)])
     results = ["x" * 300_000 + str(n) for n in range(20)]
     messages = await claim_all(jobs)
-    await asyncio.gather(*(each.ack(results[each.value]) for each in messages))
+    await asyncio.gather(*(message.ack(results[message.value]) for message in messages))
     assert faults.calls.count(FINISH.name) >= 5
     assert [await jobs.result(f"{n}") for n in range(20)] == results
 
@@ -318,7 +318,7 @@ async def test_a_damaged_record_is_none(jobs: Jobs, raw: Any) -> None:
         await handle(jobs, 2)
         assert await jobs.result("a") == 2
         history = await history_of(jobs, "a")
-        assert [each.number for each in history.attempts] == [1, 2], record
+        assert [attempt.number for attempt in history.attempts] == [1, 2], record
 
 
 # How long, and how many
@@ -385,7 +385,7 @@ async def test_a_record_has_the_last_ten_attempts(jobs: Jobs, raw: Any) -> None:
         await fail(jobs, f"error {n}\n" + "x" * 9000)
     await handle(jobs, "well")
     history = await history_of(jobs, "a")
-    assert [each.number for each in history.attempts] == [*range(6, 16)]
+    assert [attempt.number for attempt in history.attempts] == [*range(6, 16)]
     assert history.attempts[0].error == "error 6"
     assert await raw.hstrlen(KEYS.records, "a") < 25_000
     assert await jobs.result("a") == "well"
@@ -482,10 +482,10 @@ async def test_a_worker_keeps_what_a_handler_returns(
         results = [await queue.result(key, timeout=WITHIN) for key in ids]
     assert results == [2, None, None, None, {"name": "ada"}]
     assert sorted(runs) == [0, 1, 13, 14, 15]
-    errors = sorted(each for each in caplog.messages if "is not stored" in each)
+    errors = sorted(message for message in caplog.messages if "is not stored" in message)
     assert len(errors) == 2
-    assert any("its result, a Nothing" in each and "convert it first" in each for each in errors)
-    assert any("its result, a str" in each and "max_payload=100" in each for each in errors)
+    assert any("its result, a Nothing" in error and "convert it first" in error for error in errors)
+    assert any("its result, a str" in error and "max_payload=100" in error for error in errors)
 
 
 async def test_every_message_of_a_batch_has_its_own_result(
@@ -507,7 +507,7 @@ async def test_every_message_of_a_batch_has_its_own_result(
                 *(queue.result(f"{n}", WITHIN) for n in range(first, first + 5))
             )
             assert results == {0: [0, 2, 4, 6, 8], 15: [None, 1, 2, 3, 4]}.get(first, [None] * 5)
-    (said,) = [each for each in caplog.messages if "no results are stored" in each]
+    (said,) = [message for message in caplog.messages if "no results are stored" in message]
     assert "a batch of 5 messages returned a int" in said
 
 

@@ -181,7 +181,7 @@ async def test_many_queues_and_waiting_takes_are_nearly_idle(server: PrivateServ
 
         async def are_at_rest() -> bool:
             ours = [each for each in await observer.client_list() if each["name"] == "delayq"]
-            blocked = [each for each in ours if each["cmd"].startswith("blmove")]
+            blocked = [client for client in ours if client["cmd"].startswith("blmove")]
             # One blocked connection for each waiting take, one for the subscription, and one for
             # calls.
             return (len(ours), len(blocked)) == (20 + 1 + 1, 20)

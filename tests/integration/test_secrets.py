@@ -97,15 +97,15 @@ def check_reprs() -> None:
     """Check each object of a delayq class, public or not: any of them may end up in a log."""
     gc.collect()
     found = set()
-    for one in gc.get_objects():
+    for item in gc.get_objects():
         # The types of some libraries have a property of that name.
-        module = type(one).__module__
-        if isinstance(one, type) or not isinstance(module, str) or not module.startswith("delayq"):
+        module = type(item).__module__
+        if isinstance(item, type) or not isinstance(module, str) or not module.startswith("delayq"):
             continue
         with suppress(ReferenceError, AttributeError):
-            text = repr(one)
-            found.add(type(one).__name__)
-            assert not is_told(text), (type(one), text[:500])
+            text = repr(item)
+            found.add(type(item).__name__)
+            assert not is_told(text), (type(item), text[:500])
     assert found
 
 

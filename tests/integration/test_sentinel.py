@@ -122,7 +122,7 @@ async def test_sentinels_that_are_dead_or_hang_are_passed_over(small: Watched) -
 
 
 async def test_a_given_client_names_the_sentinels(small: Watched) -> None:
-    sentinels: Any = Sentinel([("127.0.0.1", each.port) for each in small.sentinels])  # type: ignore[no-untyped-call]
+    sentinels: Any = Sentinel([("127.0.0.1", sentinel.port) for sentinel in small.sentinels])  # type: ignore[no-untyped-call]
     async with sentinels.master_for("shop", db=2) as theirs, delayq.connect(theirs) as client:
         await client.reliable_queue("given").offer(1)
         with admin(small.master()) as redis:

@@ -198,7 +198,7 @@ async def test_messages_due_for_ages_can_still_be_handled(client: Client, jobs: 
     message = await claim_one(jobs)
     await ages_pass()
     # Both leases have ended.
-    assert [one.value for one in await jobs.claim(5)] == ["new", "a"]
+    assert [message.value for message in await jobs.claim(5)] == ["new", "a"]
     assert message.attempt == 1
 
 

@@ -83,8 +83,8 @@ async def test_right_after_its_block_a_message_is_gone(jobs: Jobs, faults: Fault
     async for message in handled(jobs, left):
         left -= 1
         assert await jobs.get(message.id) is None
-        assert message.id not in {each.id for each in await jobs.list("leased", limit=1000)}
-        assert message.id not in {each.id for each in await jobs.peek(100)}
+        assert message.id not in {row.id for row in await jobs.list("leased", limit=1000)}
+        assert message.id not in {row.id for row in await jobs.peek(100)}
         stats = await jobs.stats()
         assert stats.ready + stats.leased == left
         if left == 20:

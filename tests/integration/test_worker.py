@@ -393,7 +393,7 @@ async def test_a_handler_that_raises_is_tried_again_later_and_logged_once(
     for attempt in (1, 2, 3):
         caplog.clear()
         await worker.run(burst=True)
-        (record,) = (each for each in caplog.records if each.levelno >= logging.WARNING)
+        (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
         assert record.getMessage() == f"queue 'jobs': message 'a' failed in attempt {attempt}"
         assert record.exc_info is not None
         if attempt < 3:

@@ -78,7 +78,7 @@ async def test_a_worker_shows_what_it_handles(client: Client, quick: Client, raw
 
         await until(running, equals=1)
         (busy,) = await list_workers(client, "jobs")
-        assert [(each.id, each.attempt) for each in busy.messages] == [("long", 1)]
+        assert [(message.id, message.attempt) for message in busy.messages] == [("long", 1)]
         assert busy.started_at <= busy.messages[0].since <= busy.seen_at
         # Nothing of a message but its id is told.
         assert SECRET.encode() not in b"".join(await raw.hvals(KEYS.worker_facts))

@@ -97,8 +97,8 @@ class Log:
         self.arrived.setdefault(self.pair.codec.encode(value), []).append(at)
 
     def came_to_java(self, *arrivals: Messages) -> None:
-        for some in arrivals:
-            for value, at in some:
+        for arrival in arrivals:
+            for value, at in arrival:
                 self.came(value, at)
 
     @asynccontextmanager

@@ -99,30 +99,30 @@ async def delayed_consumer(place: Place) -> None:
     await until(lambda: raw.llen(DELAYED.quarantine), equals=1)
     # Values that were fetched ahead go back.
     await raw.rpush(DELAYED.ready, *(b"%d" % i for i in range(50)))
-    taken = 0
+    delivery_count = 0
     async with aclosing(queue.__aiter__()) as values:  # type: ignore[type-var]
         async for _ in values:
-            taken += 1
-            if taken > 20 and await raw.llen(DELAYED.ready) < 50 - taken:
+            delivery_count += 1
+            if delivery_count > 20 and await raw.llen(DELAYED.ready) < 50 - delivery_count:
                 break
-    await until(lambda: raw.llen(DELAYED.ready), equals=50 - taken)
+    await until(lambda: raw.llen(DELAYED.ready), equals=50 - delivery_count)
     # Lose a reply while taking for good, then take under a lease.
     place.lose(TRANSFER.name)
     with suppress(OutcomeUnknown):
         await queue.poll()
-    assert len(await queue.drain()) == 50 - taken
+    assert len(await queue.drain()) == 50 - delivery_count
     await raw.rpush(DELAYED.ready, b"1", b"2", b"3", b"4")
     async with aclosing(queue.deliveries(30)) as deliveries:  # type: ignore[type-var]
-        one = await anext(deliveries)
-        await one.extend(60)
-        await one.ack()
+        delivery = await anext(deliveries)
+        await delivery.extend(60)
+        await delivery.ack()
         await (await anext(deliveries)).nack(60)
         with suppress(asyncio.CancelledError):
             async with await anext(deliveries):
                 raise asyncio.CancelledError
-    seen: list[Any] = []
-    while len(seen) < 2:
-        seen += await queue.drain()
+    drained: list[Any] = []
+    while len(drained) < 2:
+        drained += await queue.drain()
     await until(lambda: raw.keys("delayq_leased*"), equals=[])
     await place.subscribed(DELAYED.channel, 2)
     await place.stops_listening(DELAYED.channel, queue)
@@ -176,9 +176,9 @@ async def delayed_admin(place: Place) -> None:
     board = DelayedSource(place.client.session, NAME)
     row = (await board.page("delayed", 0, 1)).rows[0]
     assert row.ref is not None
-    (moved,) = await board.reschedule([row.ref], 10_000_000)
-    assert moved is not None
-    assert await board.cancel([moved]) == [True]
+    (is_moved,) = await board.reschedule([row.ref], 10_000_000)
+    assert is_moved is not None
+    assert await board.cancel([is_moved]) == [True]
     assert await queue.pending.clear()
     assert await queue.ready.clear()
     await theirs.offer_many([(i, 60) for i in range(12)])

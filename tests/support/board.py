@@ -74,9 +74,9 @@ def field(page: str, name: str) -> str:
     return html.unescape(match[1])
 
 
-def form(page: str, *more: str) -> dict[str, str]:
+def form(page: str, *field_names: str) -> dict[str, str]:
     """Return the hidden fields with which every action is sent, and further ones."""
-    return {name: field(page, name) for name in ("form_token", "kind", "name", *more)}
+    return {name: field(page, name) for name in ("form_token", "kind", "name", *field_names)}
 
 
 def texts(page: str) -> str:
@@ -107,9 +107,9 @@ async def on_all_pages(browser: httpx.AsyncClient, address: str, wanted: str) ->
     """Return what matches on a page and on all that follow it."""
     matches: list[str] = []
     while address:
-        shown = await page(browser, address)
-        matches += re.findall(wanted, shown)
-        following = re.search(r'rel="next" href="([^"]+)"', shown)
+        shown_page = await page(browser, address)
+        matches += re.findall(wanted, shown_page)
+        following = re.search(r'rel="next" href="([^"]+)"', shown_page)
         address = html.unescape(following[1]) if following else ""
     return matches
 

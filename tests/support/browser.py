@@ -65,11 +65,11 @@ async def serving(server: PrivateServer, *options: str) -> AsyncIterator[tuple[C
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
     assert process.stdout is not None
     try:
-        said = (await asyncio.wait_for(process.stdout.readline(), WITHIN)).decode()
-        found = re.match(r"http://\S+/", said)
-        assert found is not None, said
+        first_line = (await asyncio.wait_for(process.stdout.readline(), WITHIN)).decode()
+        address_match = re.match(r"http://\S+/", first_line)
+        assert address_match is not None, first_line
         async with delayq.connect(server.url) as client:
-            yield client, found[0]
+            yield client, address_match[0]
     finally:
         process.terminate()
         await asyncio.wait_for(process.wait(), WITHIN)
@@ -137,8 +137,8 @@ class Seen:
     def click(self, text: str) -> None:
         """Click the link or button with this text."""
         path = f'//a[normalize-space()="{text}"] | //button[normalize-space()="{text}"]'
-        (found, *_) = self.driver.find_elements("xpath", path)
-        found.click()
+        (element, *_) = self.driver.find_elements("xpath", path)
+        element.click()
         self.clicked.add(text)
 
     def follow(self, *steps: tuple[str, str | None]) -> None:
@@ -206,8 +206,8 @@ class Seen:
         That a form was refused is none.
         """
         log = self.driver.get_log("browser")
-        messages = [each["message"] for each in log if each["level"] in ("SEVERE", "WARNING")]
-        return [each for each in messages if not re.search(r"with a status of 40[03]\b", each)]
+        messages = [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
+        return [entry for entry in messages if not re.search(r"with a status of 40[03]\b", entry)]
 
     def picture(self, path: Path, most: int) -> None:
         """Take a picture of the page, as tall as its content up to a height."""
@@ -275,10 +275,10 @@ end"""
 
 async def trouble(client: Client, server: PrivateServer) -> None:
     """Add queues that are late, one of them without consumers."""
-    for name, taken in (("invoices", 0), ("webhooks", 6)):
+    for name, count in (("invoices", 0), ("webhooks", 6)):
         queue = client.reliable_queue(name, lease=600)
         await queue.offer_many([Offer({"n": i}) for i in range(70)])
-        if taken:
-            await queue.claim(taken)
+        if count:
+            await queue.claim(count)
         minutes = 14 * 60_000_000
         server.call("EVAL", AGE, "1", ReliableKeys.of(name).waiting[0], str(minutes))

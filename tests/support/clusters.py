@@ -58,10 +58,10 @@ def wait_for_link(replica: PrivateServer) -> None:
 def is_replicated(master: PrivateServer) -> bool:
     """Tell whether all replicas have everything that the master has confirmed."""
     with admin(master) as redis:
-        known = redis.info("replication")
+        replication = redis.info("replication")
     return all(
-        known[f"slave{n}"]["offset"] == known["master_repl_offset"]
-        for n in range(known["connected_slaves"])
+        replication[f"slave{n}"]["offset"] == replication["master_repl_offset"]
+        for n in range(replication["connected_slaves"])
     )
 
 
@@ -187,16 +187,18 @@ class TestCluster(_Several):
         """Move the slot of ``key``, calling ``between`` after the first of its keys."""
         slot, source = key_slot(key.encode()), self.owner(key)
         source_id, target_id = self.id_of(source), self.id_of(to)
-        with admin(source) as left, admin(to) as right:
+        with admin(source) as source_admin, admin(to) as right:
             right.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
-            left.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
-            told = False
-            while keys := left.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
-                left.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
-                if not told:
-                    told = True
+            source_admin.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+            is_slot_assigned = False
+            while keys := source_admin.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
+                source_admin.execute_command(
+                    "MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys
+                )
+                if not is_slot_assigned:
+                    is_slot_assigned = True
                     between()
-            for redis in (right, left):
+            for redis in (right, source_admin):
                 redis.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
         for node in self.nodes:
             if node.is_running() and node not in (source, to):
@@ -261,7 +263,7 @@ class Watched(_Several):
 
     @property
     def url(self) -> str:
-        places = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
+        places = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         return f"redis+sentinel://{places}/{self.SERVICE}"
 
     def start(self) -> None:

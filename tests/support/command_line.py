@@ -68,15 +68,15 @@ class Cli:
         self._capsys = capsys
         self.error = ""
 
-    def __call__(self, line: str, *more: str) -> tuple[int, list[Any]]:
+    def __call__(self, line: str, *arguments: str) -> tuple[int, list[Any]]:
         """Run a command with ``--json``, and return its exit status and its JSON documents."""
-        status, out = self.plain(line, *more, "--json")
+        status, out = self.plain(line, *arguments, "--json")
         return status, [json.loads(line) for line in out.splitlines()]
 
-    def plain(self, line: str, *more: str) -> tuple[int, str]:
+    def plain(self, line: str, *arguments: str) -> tuple[int, str]:
         """Run a command: a line as in a shell, and further arguments."""
         self._capsys.readouterr()
-        status = run([*shlex.split(line), *more, "--url", self.url])
+        status = run([*shlex.split(line), *arguments, "--url", self.url])
         captured = self._capsys.readouterr()
         self.error = captured.err
         return status, captured.out
@@ -84,7 +84,7 @@ class Cli:
     def at_terminal(
         self,
         line: str,
-        *more: str,
+        *arguments: str,
         act: Callable[[str], object] = len,
         stdin: str = "",
         **variables: str,
@@ -103,23 +103,23 @@ class Cli:
                 patch.setenv(name, value)
             # typer sets it for good.
             patch.setattr(sys, "excepthook", sys.excepthook)
-            status = run([*shlex.split(line), *more])
+            status = run([*shlex.split(line), *arguments])
         # As terminals do.
         return status, terminal.getvalue().replace("\n", "\r\n")
 
-    def screen(self, line: str, *more: str, **options: Any) -> tuple[int, str]:
+    def screen(self, line: str, *arguments: str, **options: Any) -> tuple[int, str]:
         """Run a command at a terminal of 80 columns. Return its status, and its final screen, which
         no line may exceed.
         """
-        status, raw = self.at_terminal(line, *more, **options)
-        for each in raw.replace("\r\n", "\n").split("\n"):
-            for plain in screen(each, 10_000):
+        status, raw = self.at_terminal(line, *arguments, **options)
+        for shown_line in raw.replace("\r\n", "\n").split("\n"):
+            for plain in screen(shown_line, 10_000):
                 assert len(plain) <= 80, (line, plain)
         return status, "\n".join(screen(raw, 80))
 
-    def assert_refused(self, line: str, *more: str, words: str = "") -> None:
+    def assert_refused(self, line: str, *arguments: str, words: str = "") -> None:
         """Assert that a command fails with status 2 and one line on stderr that has the words."""
-        assert self.plain(line, *more) == (2, ""), line
+        assert self.plain(line, *arguments) == (2, ""), line
         assert self.error.startswith("delayq: "), line
         assert self.error.count("\n") == 1, line
         assert words.lower() in self.error.lower(), line
@@ -127,10 +127,10 @@ class Cli:
     def check(self, name: str, line: str = "doctor") -> dict[str, Any]:
         """Return what a doctor says of one check. Its status is 1 if anything is wrong."""
         status, every = self(line)
-        assert status == any(one["level"] == "wrong" for one in every)
-        (found,) = [one for one in every if one["check"] == name]
-        assert isinstance(found, dict)
-        return found
+        assert status == any(row["level"] == "wrong" for row in every)
+        (check,) = [row for row in every if row["check"] == name]
+        assert isinstance(check, dict)
+        return check
 
 
 @pytest.fixture

@@ -54,11 +54,11 @@ class Disturbed:
                 self._disturbed.append(name)
             else:
                 self._second_failures[name] = output
-        others = session.testsfailed - sum(map(len, self._failures.values()))
+        unnamed_failures = session.testsfailed - sum(map(len, self._failures.values()))
         if self._disturbed:
             self._count_as_disturbed()
         # Other reasons, such as too little coverage, count like failures.
-        if not self._second_failures and not others:
+        if not self._second_failures and not unnamed_failures:
             session.exitstatus = pytest.ExitCode.OK
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -85,11 +85,11 @@ class Disturbed:
 
     def _run_again(self, name: str) -> tuple[int, str]:
         """Run one test in a process of its own. Return the exit status and the output."""
-        chosen = set(self._config.option.file_or_dir)
+        selection = set(self._config.option.file_or_dir)
         options = [
             option
             for option in self._config.invocation_params.args
-            if option not in chosen and not str(option).startswith("--cov")
+            if option not in selection and not str(option).startswith("--cov")
         ]
         command = [sys.executable, "-m", "pytest", *map(str, options), "-n0", name]
         try:
@@ -114,9 +114,9 @@ class Disturbed:
             return
         for category in ("failed", "error"):
             reports = terminal.stats.pop(category, [])
-            kept = [r for r in reports if getattr(r, "nodeid", "") not in self._disturbed]
-            if kept:
-                terminal.stats[category] = kept
+            other_reports = [r for r in reports if getattr(r, "nodeid", "") not in self._disturbed]
+            if other_reports:
+                terminal.stats[category] = other_reports
         terminal.stats["disturbed"] = [self._failures[name][0] for name in self._disturbed]
 
 

@@ -34,8 +34,8 @@ async def broken(server: PrivateServer) -> AsyncIterator[Callable[[], object]]:
     assert incident.stdout is not None
     mailer = (sys.executable, "-m", "delayq", "worker", "incident:mailer", "--burst")
     try:
-        said = await asyncio.wait_for(incident.stdout.readline(), WITHIN)
-        assert said.startswith(b"everything is broken now"), said
+        first_line = await asyncio.wait_for(incident.stdout.readline(), WITHIN)
+        assert first_line.startswith(b"everything is broken now"), first_line
         yield partial(
             subprocess.run, mailer, env=environment, check=True, timeout=WITHIN, capture_output=True
         )
@@ -80,14 +80,14 @@ def fix_in_the_dashboard(
     browser.follow(("Cancel message", "Message cancelled."))
 
     browser.follow(("Queues", "webhooks"), ("webhooks", "Purge"), ("Dead letters", "Drop all"))
-    for cause, count, button, said in (
+    for cause, count, button, notice in (
         ("ConnectionError", 28, "Redrive matching", "28 messages re-queued."),
         ("KeyError", 12, "Drop matching", "12 dead letters dropped."),
     ):
         browser.follow(("Filter and count by cause", "Find dead letters"))
         browser.follow(("#by", "type of error"), ("Filter", cause))
         look("causes")
-        told = f"{count} with the type of error"
-        browser.follow((cause, told), ('[name="sure"]', None), (button, said))
+        heading = f"{count} with the type of error"
+        browser.follow((cause, heading), ('[name="sure"]', None), (button, notice))
     browser.click("Queues")
     browser.until(lambda: "dead letters" not in browser.text())

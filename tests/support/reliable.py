@@ -57,8 +57,8 @@ async def is_empty(queue: Jobs) -> bool:
 async def claim_all(queue: Jobs) -> list[Message[Any]]:
     """Claim all available messages, in batches."""
     claimed: list[Message[Any]] = []
-    while some := await queue.claim(100):
-        claimed += some
+    while messages := await queue.claim(100):
+        claimed += messages
     return claimed
 
 
@@ -71,10 +71,10 @@ async def values(queue: Jobs, count: int = 100, **options: Any) -> list[Any]:
 
 async def all_values(queue: Jobs, batch: int = 100) -> list[Any]:
     """Claim and acknowledge batch after batch, and return the values."""
-    got: list[Any] = []
-    while some := await values(queue, batch):
-        got += some
-    return got
+    result: list[Any] = []
+    while batch_values := await values(queue, batch):
+        result += batch_values
+    return result
 
 
 async def bury_all(queue: Jobs, reason: str = "no good") -> None:

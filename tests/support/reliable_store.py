@@ -147,12 +147,12 @@ class Stored:
     def renamed(self, names: dict[str, str]) -> Stored:
         """Return a copy in which live messages have other ids."""
 
-        def with_names(known: dict[str, Any]) -> dict[str, Any]:
-            return {names.get(key, key): value for key, value in known.items()}
+        def with_names(by_id: dict[str, Any]) -> dict[str, Any]:
+            return {names.get(key, key): value for key, value in by_id.items()}
 
-        known = ("live", "leases", "tokens", "bodies", "attempts", "lost", "expiries", "errors")
+        fields = ("live", "leases", "tokens", "bodies", "attempts", "lost", "expiries", "errors")
         changed: dict[str, Any] = {
-            each: with_names(getattr(self, each)) for each in (*known, "expiring", "priorities")
+            each: with_names(getattr(self, each)) for each in (*fields, "expiring", "priorities")
         }
         return replace(
             self,
@@ -166,8 +166,8 @@ class Stored:
         live = set(self.live)
         assert len(self.order) == len(live), "an id is in two sets"
         assert set(self.bodies) == live
-        for known in (self.attempts, self.expiries, self.errors, self.priorities):
-            assert set(known) <= live
+        for details in (self.attempts, self.expiries, self.errors, self.priorities):
+            assert set(details) <= live
         assert set(self.expiring) == set(self.expiries)
         for key, end in self.expiries.items():
             leased_until = self.leases.get(key, 0)
@@ -187,12 +187,12 @@ class Stored:
         letters = {name for name in self.dead_messages if not name.endswith("\0")}
         assert set(self.dead) == letters
         # Further dead letters with the same id are listed under that id.
-        more = {
+        stamps_of = {
             name: stamps.decode().split()
             for name, stamps in self.dead_messages.items()
             if name.endswith("\0")
         }
-        listed = {f"{name}{stamp}" for name, stamps in more.items() for stamp in stamps}
+        listed = {f"{name}{stamp}" for name, stamps in stamps_of.items() for stamp in stamps}
         assert listed == {name for name in letters if "\0" in name}
         assert set(self.recorded) == self.records
         assert -1 not in self.records_end_in, "records stay for good"
@@ -206,13 +206,13 @@ class Store:
     def __init__(self, connection: Any, name: str, partition: int = 0) -> None:
         self.keys = ReliableKeys.of(name, partition=partition)
         self._raw = connection
-        known = ("done", "dead", "dead_messages", "paused", "schedules")
-        kept = ("settings", "recorded", "records", "awaited")
+        first_keys = ("done", "dead", "dead_messages", "paused", "schedules")
+        later_keys = ("settings", "recorded", "records", "awaited")
         self._names = (
             *self.keys.messages[:17],
-            *(getattr(self.keys, name) for name in known),
+            *(getattr(self.keys, name) for name in first_keys),
             *self.keys.messages[17:-1],
-            *(getattr(self.keys, name) for name in kept),
+            *(getattr(self.keys, name) for name in later_keys),
             self.keys.named("expiring"),
             self.keys.stopping,
         )
@@ -223,8 +223,10 @@ class Store:
 
     async def look(self) -> Stored:
         """Read everything at a single moment."""
-        (whole, rest), *parts = await self._raw.eval(_DUMP, len(self._names), *self._names)
-        now = int(whole) * 1_000_000 + int(rest)
+        (seconds, microseconds), *parts = await self._raw.eval(
+            _DUMP, len(self._names), *self._names
+        )
+        now = int(seconds) * 1_000_000 + int(microseconds)
         *sets, leases = [
             {key: float(moment) - now for key, moment in _pairs(part).items()}
             for part in parts[:11]
@@ -294,8 +296,8 @@ class Store:
 
 
 def _attempts(record: bytes) -> tuple[int, int]:
-    used, uncounted = record.partition(b":")[0].split(b"-")
-    return int(used), int(uncounted)
+    attempt_count, uncounted = record.partition(b":")[0].split(b"-")
+    return int(attempt_count), int(uncounted)
 
 
 def hours(microseconds: float) -> int:

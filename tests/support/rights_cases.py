@@ -58,8 +58,8 @@ def keys_of(script: Script) -> list[str]:
         if script in (RECEIVE, DROP, DISCARD):
             return [RELIABLE.settings, RELIABLE.done]
         if script is SET_ASIDE:
-            own = [RELIABLE.leased, RELIABLE.stopping, RELIABLE.settings]
-            return [*own, RELIABLE.done, RELIABLE.aside("done")]
+            common_keys = [RELIABLE.leased, RELIABLE.stopping, RELIABLE.settings]
+            return [*common_keys, RELIABLE.done, RELIABLE.aside("done")]
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
     if script is RESYNC:
@@ -74,12 +74,12 @@ def keys_of(script: Script) -> list[str]:
 
 
 async def receipts(at: Prepared, *delays: float) -> list[Receipt[Any]]:
-    found = await at.client.delayed_queue(NAME).offer_many(
+    stored_receipts = await at.client.delayed_queue(NAME).offer_many(
         [(n, delay) for n, delay in enumerate(delays)]
     )
     # Close the queue, so that this client transfers nothing.
     await at.client.delayed_queue(NAME).aclose()
-    return found
+    return stored_receipts
 
 
 def given(state: Any, *args: Any) -> Any:
@@ -108,9 +108,9 @@ async def nothing(at: Prepared) -> None:
 
 async def what_is_due(at: Prepared) -> None:
     """Prepare due messages in every place, an unreadable one, and one with an ended lease."""
-    found = await receipts(at, *[60.0] * 12)
+    twelve_receipts = await receipts(at, *[60.0] * 12)
     for place in (0, 5, 11):
-        await at.raw.zadd(DELAYED.timeout, {found[place]._record(): 1000 + place})
+        await at.raw.zadd(DELAYED.timeout, {twelve_receipts[place]._record(): 1000 + place})
     await at.raw.zadd(DELAYED.timeout, {b"junk": 2})
     await at.raw.rpush(DELAYED.ready, b"ready 1", b"ready 2")
     await at.raw.zadd(DELAYED.leases, {b"old:001": 1})
@@ -265,13 +265,13 @@ def calls(script: Script, some_messages: Sequence[Mapping[str, Any]]) -> list[li
     count = max([1, *(len(VALUES.get(name, ())) for name in (*plain, *columns))])
     if "id" in plain:
         count = max(count, len(some_messages))
-    made = []
+    script_calls = []
     for call in range(count):
-        one = some_messages[call % len(some_messages)]
-        made.append([value(name, one, call) for name in plain])
+        message_id = some_messages[call % len(some_messages)]
+        script_calls.append([value(name, message_id, call) for name in plain])
         for message in some_messages:
-            made[-1] += [value(name, message, call) for name in columns]
-    return made
+            script_calls[-1] += [value(name, message, call) for name in columns]
+    return script_calls
 
 
 def cases_of(script: Script) -> list[tuple[Script, str, Any]]:
@@ -288,8 +288,9 @@ def cases_of(script: Script) -> list[tuple[Script, str, Any]]:
 
     def prepared(call: int) -> Any:
         async def prepare(at: Prepared) -> Any:
-            held = await messages(at)
-            return calls(script, [about(id, held[id][1] if id in held else "") for id in ids])[call]  # noqa: A001
+            leases = await messages(at)
+            items = [about(id, leases[id][1] if id in leases else "") for id in ids]  # noqa: A001
+            return calls(script, items)[call]
 
         return prepare
 
@@ -318,13 +319,13 @@ def with_settings(prepare: Any, **settings: Any) -> Any:
     """Return a case in a queue with these settings, or without those that are None."""
 
     async def prepared(at: Prepared) -> Any:
-        made = await prepare(at)
+        prepared_args = await prepare(at)
         for name, value in settings.items():
             if value is None:
                 await at.raw.hdel(RELIABLE.settings, name)
             else:
                 await at.raw.hset(RELIABLE.settings, name, value)
-        return made
+        return prepared_args
 
     return prepared
 
@@ -333,9 +334,9 @@ def taken(script: Script) -> Any:
     """Return a case about the messages that workers have."""
 
     async def prepare(at: Prepared) -> Any:
-        held = await messages(at)
+        leases = await messages(at)
         await at.raw.zadd(RELIABLE.awaited, dict.fromkeys(TAKEN, 9e15))
-        return calls(script, [about(id, held[id][1]) for id in TAKEN])[0]  # noqa: A001
+        return calls(script, [about(id, leases[id][1]) for id in TAKEN])[0]  # noqa: A001
 
     return prepare
 
@@ -371,18 +372,18 @@ async def moving(at: Prepared) -> None:
 
 async def held(at: Prepared) -> None:
     now_s, _ = await at.raw.time()
-    more = {"partitions": "4?", "renumbering": f"me {now_s * 1_000_000}"}
-    await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, **more})
+    fields = {"partitions": "4?", "renumbering": f"me {now_s * 1_000_000}"}
+    await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, **fields})
 
 
 async def full_offer(at: Prepared) -> Any:
     await long_ago(at)
     await at.raw.hset(RELIABLE.settings, "max_size", 1000)
     offers = (("new", "raise"), ("later1", "replace"), ("handled0", "ignore"), ("later0", "ignore"))
-    made: list[Any] = [7, 1]
+    values: list[Any] = [7, 1]
     for id, on_duplicate in offers:  # noqa: A001
-        made += [id, 4, SECOND_US, HOUR_US, HOUR_US, on_duplicate, b"\nvalue"]
-    return made
+        values += [id, 4, SECOND_US, HOUR_US, HOUR_US, on_duplicate, b"\nvalue"]
+    return values
 
 
 def offer_to_group(at_moment: bool) -> Any:
@@ -391,8 +392,8 @@ def offer_to_group(at_moment: bool) -> Any:
             NAME, group_limit=Limit(concurrency=1, rate=9, ordered=True)
         )
         await queue.offer(1, group="tenant")
-        when = f"@{9 * 10**15}" if at_moment else 0
-        rest = (when, HOUR_US, HOUR_US, "raise", b"gtenant\nvalue")
+        due = f"@{9 * 10**15}" if at_moment else 0
+        rest = (due, HOUR_US, HOUR_US, "raise", b"gtenant\nvalue")
         return [7, 1, "new", 4, *rest, "newer", 4, *rest]
 
     return prepare

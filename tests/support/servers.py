@@ -67,7 +67,7 @@ class Kind:
 
 def find_kinds() -> tuple[dict[str, Kind], dict[str, str]]:
     """Return the kinds found on this machine, and for each missing kind the reason."""
-    found: dict[str, Kind] = {}
+    kinds: dict[str, Kind] = {}
     missing: dict[str, str] = {}
     for name in KINDS:
         candidates, reason = _candidates(name)
@@ -75,17 +75,17 @@ def find_kinds() -> tuple[dict[str, Kind], dict[str, str]]:
         for binary in candidates:
             version = _version(binary)
             if version.startswith(prefix):
-                found[name] = Kind(name, binary, version)
+                kinds[name] = Kind(name, binary, version)
                 break
         else:
             missing[name] = reason
-    return found, missing
+    return kinds, missing
 
 
 def first_kind() -> Kind:
     """Return the first kind that is found, or end the program."""
-    found, _ = find_kinds()
-    return next(iter(found.values())) if found else sys.exit("no server found on this machine")
+    kinds, _ = find_kinds()
+    return next(iter(kinds.values())) if kinds else sys.exit("no server found on this machine")
 
 
 def _candidates(name: str) -> tuple[list[Path], str]:

@@ -22,7 +22,7 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
 @asynccontextmanager
 async def running(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
     """Run work beside the block, and end it with the block."""
-    tasks = [asyncio.create_task(each) for each in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         yield tasks
     finally:

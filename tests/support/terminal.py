@@ -108,7 +108,7 @@ def at_terminal(
     def type_(text: str) -> None:
         os.write(ours, text.encode())
 
-    written = b""
+    output = b""
     deadline = time.monotonic() + PATIENCE
     # Reading from the terminal fails when its last program has gone.
     with suppress(OSError):
@@ -116,18 +116,18 @@ def at_terminal(
             if not select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 process.kill()
                 raise AssertionError(
-                    f"it goes on and on: {written.decode(errors='replace')[-2000:]}"
+                    f"it goes on and on: {output.decode(errors='replace')[-2000:]}"
                 )
-            some = os.read(ours, 65536)
-            if not some:
+            chunk = os.read(ours, 65536)
+            if not chunk:
                 break
-            written += some
+            output += chunk
             if act is not None:
-                act(process, written.decode(errors="replace"), type_)
+                act(process, output.decode(errors="replace"), type_)
     os.close(ours)
     process.join(PATIENCE)
     assert process.exitcode is not None, "it has closed its terminal, but goes on"
-    return Seen(written.decode(errors="replace"), process.exitcode)
+    return Seen(output.decode(errors="replace"), process.exitcode)
 
 
 def _command(

@@ -42,6 +42,6 @@ _NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
 _SIGNS = "-days 2 -addext keyUsage=critical,keyCertSign,cRLSign"
 
 
-def _openssl(folder: Path, command: str, *more: str) -> None:
-    words = ["openssl", *command.split(), *more]
+def _openssl(folder: Path, command: str, *arguments: str) -> None:
+    words = ["openssl", *command.split(), *arguments]
     subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=30)

@@ -39,10 +39,10 @@ async def fetch_ahead(
     queue: DelayedQueue[int], at_least: int = 1
 ) -> tuple[AsyncIterator[int], list[int]]:
     """Consume until a loop has fetched ``at_least`` more. Return it and what it consumed."""
-    values, taken = aiter(queue), list[int]()
+    values, consumed = aiter(queue), list[int]()
     while not any(len(reader.ahead) >= at_least for reader in queue._dispatcher._holders):
-        taken.append(await anext(values))
-    return values, taken
+        consumed.append(await anext(values))
+    return values, consumed
 
 
 def be_impatient(patch: pytest.MonkeyPatch, seconds: float = 0.05) -> None:

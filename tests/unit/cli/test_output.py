@@ -87,12 +87,18 @@ def test_moments_are_told_by_their_distance() -> None:
     assert moment_text(NOW + timedelta(hours=1, minutes=6), NOW).endswith("(in 1 h 6 min)")
     assert moment_text(None, NOW) == moment_cell(None, NOW) == "-"
     seconds = (None, 0.0001, 0.0123, 0.48, 1.5)
-    assert [duration_text(each) for each in seconds] == ["-", "0.1 ms", "12 ms", "480 ms", "1.5 s"]
+    assert [duration_text(second) for second in seconds] == [
+        "-",
+        "0.1 ms",
+        "12 ms",
+        "480 ms",
+        "1.5 s",
+    ]
 
 
 def test_every_command_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
-    functions = [(one.name, one.callback) for one in app.registered_commands]
+    functions = [(command.name, command.callback) for command in app.registered_commands]
     commands = [name or getattr(function, "__name__", "") for name, function in functions]
     assert len(commands) > 15
     for name in [*commands, "dead list", "dead redrive", "dead purge"]:

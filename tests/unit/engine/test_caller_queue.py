@@ -266,16 +266,16 @@ def test_every_item_goes_to_one_caller_or_back(  # noqa: PLR0912 - one branch fo
             if source.claim:
                 continue
             others = [
-                each.reservation
-                for each in callers.sources
-                if each.claim and callers.now < each.asked_at + GATHER_WINDOW
+                source.reservation
+                for source in callers.sources
+                if source.claim and callers.now < source.asked_at + GATHER_WINDOW
             ]
             reservation = callers.begin(index, max_items)
             # Together, attempts that are fresh take no more than the callers of a policy want.
             wanted = sum(
-                each.max_items - len(each.items)
-                for each in queue.callers
-                if each.policy == reservation.policy
+                caller.max_items - len(caller.items)
+                for caller in queue.callers
+                if caller.policy == reservation.policy
             )
             reserved = sum(each.size for each in others if each.policy == reservation.policy)
             assert reservation.size <= max_items

@@ -124,13 +124,13 @@ def test_a_server_behind_sentinels_is_named_by_them_its_service_and_its_database
     assert address.service == "my orders"
     assert has(address.server, db=3, username="me", password="secret", socket_connect_timeout=2)
     places = [
-        (each.options["host"], each.options["port"], each.options["db"])
-        for each in address.sentinels
+        (sentinel.options["host"], sentinel.options["port"], sentinel.options["db"])
+        for sentinel in address.sentinels
     ]
     assert places == [("a", 7000, 0), ("b", 26379, 0)]
     # Sentinels have users of their own.
-    assert {each.options["password"] for each in address.sentinels} == {"hidden"}
-    assert {each.options["username"] for each in address.sentinels} == {None}
+    assert {sentinel.options["password"] for sentinel in address.sentinels} == {"hidden"}
+    assert {sentinel.options["username"] for sentinel in address.sentinels} == {None}
 
 
 def test_delayqs_own_settings_win_over_those_of_a_given_client() -> None:

@@ -61,7 +61,7 @@ def test_an_id_lies_in_the_partition_for_which_it_was_made(
 ) -> None:
     partition = data.draw(st.integers(0, partitions - 1))
     endings = endings_in(beginning, partition, partitions)
-    assert {partition_of(beginning + each, partitions) for each in endings} <= {partition}
+    assert {partition_of(beginning + ending, partitions) for ending in endings} <= {partition}
     assert list(endings) == sorted(set(endings))
 
 

@@ -65,7 +65,9 @@ async def test_recorded_calls_are_not_made() -> None:
         await tasks.offer_many([chain.to_offer(3)])
         await tasks.schedule("daily", chain.options(ttl=60).to_offer(4), every=60)
     assert done == []
-    assert [(each.value, each.delay, each.id, each.priority, each.ttl) for each in offers] == [
+    assert [
+        (offer.value, offer.delay, offer.id, offer.priority, offer.ttl) for offer in offers
+    ] == [
         (Call("close", {"order": Order(1)}), 3600, "a", 0, None),
         (Call("close", {"order": Order(2)}), None, None, 2, None),
         (Call("chain", {"n": 3}), None, None, 0, None),
