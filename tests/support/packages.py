@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 VERSIONS = range(11, 15)
 # Quick tests that show differences between interpreters and files missing from a package. Name
 # others on the command line.
-NAMES = ("contract", "delayed_queue", "dashboard", "django", "tls")
+NAMES = ("reliable_queue", "delayed_queue", "dashboard", "django", "tls")
 TESTS = ["tests/unit", *(f"tests/integration/test_{name}.py" for name in NAMES)]
 
 # Tests that depend on when a task starts running: they also run on the other event loops, with the
