@@ -213,7 +213,7 @@ class Board:
         query = {
             name: value for name, value in request.query_params.items() if name not in _TRANSIENT
         }
-        values |= self._shared(request, page, may_act=login is not None and login.may_act)
+        values |= self._common_values(request, page, may_act=login is not None and login.may_act)
         values |= {
             # One token for the form that logs out, and one for the forms that act.
             "logout_token": None if login is None or login.hosted else self.guard.form_token(login),
@@ -239,11 +239,13 @@ class Board:
             self.guard.remember(request, response, login)
         return response
 
-    async def refused(self, form: Form, page: Page, **values: Any) -> Response:
+    async def refuse(self, form: Form, page: Page, **values: Any) -> Response:
         """Show a page again, with what was typed into its form and why that was refused."""
         return await self.page(form.request, page.template, 400, page=page, **values)
 
-    def _shared(self, request: Request, page: Page | None, *, may_act: bool) -> dict[str, Any]:
+    def _common_values(
+        self, request: Request, page: Page | None, *, may_act: bool
+    ) -> dict[str, Any]:
         """Return the values of all templates, including live parts."""
         return {
             "guard": self.guard,
@@ -267,7 +269,10 @@ class Board:
 
     async def _live_parts(self, page: Page, request: Request, may_act: bool) -> dict[str, str]:
         template = self._templates.get_template(page.template)
-        values = {**await page.load(self, request), **self._shared(request, page, may_act=may_act)}
+        values = {
+            **await page.load(self, request),
+            **self._common_values(request, page, may_act=may_act),
+        }
 
         def render() -> dict[str, str]:
             context = template.new_context(values)

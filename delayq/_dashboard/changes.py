@@ -79,11 +79,13 @@ async def cancel(
             break
     if not restorable:
         return Changed(done, "", is_whole)
-    undo = Undo(_restoring(board, source, restorable), count, size)
+    undo = Undo(_restorer_of(board, source, restorable), count, size)
     return Changed(done, board.undos.keep(undo), is_whole)
 
 
-def _restoring(board: Board, source: AnySource, rows: list[Row]) -> Callable[[], Awaitable[Undone]]:
+def _restorer_of(
+    board: Board, source: AnySource, rows: list[Row]
+) -> Callable[[], Awaitable[Undone]]:
     """Return a function that offers cancelled messages again, step by step."""
     restored: list[int] = []
     unsure: list[int] = []

@@ -96,7 +96,7 @@ class Queues:
 
     async def find_all(self) -> list[tuple[QueueKind, str, int]]:
         """Return kind, name and partitions of all queues. Raises as :func:`find_queues`."""
-        queues = [(*key, partitions) for key, partitions in (await self._all()).items()]
+        queues = [(*key, partitions) for key, partitions in (await self._find_cached()).items()]
         return sorted(queues, key=lambda queue: (queue[1].casefold(), queue[1], queue[0]))
 
     async def source(self, kind: str, name: str) -> AnySource | None:
@@ -107,12 +107,12 @@ class Queues:
         if kind not in ("delayed", "reliable"):
             return None
         key: tuple[QueueKind, str] = ("delayed" if kind == "delayed" else "reliable", name)
-        queues = await self._all()
+        queues = await self._find_cached()
         if key not in queues and self._named_queues is None:
             expires_at = self._search.answered_at + self._search.counts_for(_MAX_AGE_FOR_NEW)
             # A moment longer, since a sleep may end a moment early.
             await asyncio.sleep(min(expires_at - time.monotonic() + 0.001, _WAIT_FOR_NEW))
-            queues = await self._all(_MAX_AGE_FOR_NEW)
+            queues = await self._find_cached(_MAX_AGE_FOR_NEW)
         return self.of(*key, queues[key]) if key in queues else None
 
     def of(self, kind: QueueKind, name: str, partitions: int) -> AnySource:
@@ -124,7 +124,7 @@ class Queues:
         """Search at the next call, because a queue has another number of partitions."""
         self._search.forget()
 
-    async def _all(self, max_age: float = _MAX_AGE) -> PartitionCounts:
+    async def _find_cached(self, max_age: float = _MAX_AGE) -> PartitionCounts:
         return await self._search.sparingly(max_age)
 
     async def _find(self) -> PartitionCounts:

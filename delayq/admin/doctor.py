@@ -260,7 +260,7 @@ async def _rights(
             if missing := [
                 right
                 for queue in samples.values()
-                async for right in _missing(client, user, candidate, queue)
+                async for right in _missing_rights(client, user, candidate, queue)
             ]:
                 lacks[candidate] = ", ".join(dict.fromkeys(missing))
             else:
@@ -298,7 +298,9 @@ def _rules(role: Role, queue: FoundQueue) -> list[str]:
     return acl_rules(role, delayed=[queue.name])
 
 
-async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> AsyncIterator[str]:
+async def _missing_rights(
+    client: Client, user: str, role: Role, queue: FoundQueue
+) -> AsyncIterator[str]:
     """Yield the rights that the user lacks. Raises ServerRefused if the server does not tell."""
     server = client.session.server
     if queue.kind == "reliable":

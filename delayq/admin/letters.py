@@ -224,7 +224,7 @@ class _Reader:
             self.examined = self.total
         return {name: letter for name, letter in letters.items() if self._query.matches(letter)}
 
-    def removed(self, number: int) -> None:
+    def note_removed(self, number: int) -> None:
         """Note that letters of the last step are gone, so that the next ones are not left out."""
         self._offset -= number
 
@@ -263,7 +263,7 @@ async def _apply(
         except ServerError as error:
             raise half_way(error, removed) from error.__cause__
         turns.append(reader)
-        reader.removed(count)
+        reader.note_removed(count)
         removed += count
         read = sum(reader.read for reader in readers)
         if progress is not None:

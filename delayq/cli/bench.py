@@ -95,13 +95,15 @@ class _Bench:
         queue = self.open()
         ahead, _ = await clock_ahead(self.client)
         first, last = _SPREAD
-        delays = [first + (last - first) * place / self.punctual for place in range(self.punctual)]
+        delays = [
+            first + (last - first) * number / self.punctual for number in range(self.punctual)
+        ]
         due: dict[str, datetime] = {}
         if self.kind == "delayed":
             receipts = await queue.offer_many(
-                ((str(place), delay) for place, delay in enumerate(delays))
+                ((str(number), delay) for number, delay in enumerate(delays))
             )
-            due = {str(place): receipt.due_at for place, receipt in enumerate(receipts)}
+            due = {str(number): receipt.due_at for number, receipt in enumerate(receipts)}
         else:
             await queue.offer_many(self._offer(delay) for delay in delays)
         async with asyncio.timeout_at(self.deadline):

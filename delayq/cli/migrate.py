@@ -93,7 +93,7 @@ def _run(
 ) -> Migration:
     """Migrate. A signal that would end the process stops the migration between two steps."""
 
-    async def migrated(_: list[int]) -> Migration:
+    async def act(_: list[int]) -> Migration:
         result: Migration | None = None
         async with delayq.connect(address) as client:
             async for result in steps_of(client, queue, dry_run=dry_run, batch=batch):
@@ -106,7 +106,7 @@ def _run(
         return result
 
     try:
-        return until_signalled(migrated)
+        return until_signalled(act)
     except typer.Exit:
         tell("stopped; every record is intact; run the command again to continue")
         raise

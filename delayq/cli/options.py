@@ -306,14 +306,14 @@ def _resolve_local(at: datetime, zone: ZoneInfo | None) -> datetime:
         raise CommandFailed(f"--at is too far away: {at.isoformat()}") from None
     if earlier == later:
         return first
-    place = "here" if zone is None else f"in {zone}"
+    region = "here" if zone is None else f"in {zone}"
     if back != at:
         raise CommandFailed(
-            f"--at does not exist {place}: the clocks are put forward past {at.isoformat()}"
+            f"--at does not exist {region}: the clocks are put forward past {at.isoformat()}"
         )
     offsets = " or ".join(moment.strftime("%z") for moment in (first, second))
     raise CommandFailed(
-        f"--at happens twice {place}, because the clocks are put back: add {offsets} to"
+        f"--at happens twice {region}, because the clocks are put back: add {offsets} to"
         f" {at.isoformat()}"
     )
 

@@ -66,14 +66,14 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
     Example: `delayq queues`
     """
     try:
-        rows = with_client(url, _all)
+        rows = with_client(url, _read_all)
     except ServerRefused as error:
         hint = "; without +scan, name a queue: delayq stats NAME" if "'scan'" in str(error) else ""
         raise CommandFailed(f"{error}{hint}") from error
     if as_json:
         for queue, stats in rows:
             print_json(
-                {**_about(queue), "error": stats}
+                {**_identity(queue), "error": stats}
                 if isinstance(stats, str)
                 else _figures(queue, *stats)
             )
@@ -167,13 +167,13 @@ def resume(
     async def act(client: Client) -> bool:
         return await (await queue.existing(client, "be paused")).resume()
 
-    there_was_one = with_client(url, act)
+    was_paused = with_client(url, act)
     report(
-        {"queue": queue.name, "resumed": there_was_one},
-        f"{queue.name} is resumed" if there_was_one else f"{queue.name} was not paused",
+        {"queue": queue.name, "resumed": was_paused},
+        f"{queue.name} is resumed" if was_paused else f"{queue.name} was not paused",
         as_json=as_json,
     )
-    raise typer.Exit(0 if there_was_one else 1)
+    raise typer.Exit(0 if was_paused else 1)
 
 
 def purge(
@@ -230,7 +230,7 @@ def confirm(question: str, *, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-async def _all(client: Client) -> list[tuple[FoundQueue, _Stats | str]]:
+async def _read_all(client: Client) -> list[tuple[FoundQueue, _Stats | str]]:
     return [(queue, await stats_or_error(client, queue)) for queue in await list_queues(client)]
 
 
@@ -283,7 +283,7 @@ async def _settings(client: Client, queue: FoundQueue) -> QueueSettings | None:
 
 def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None) -> dict[str, Any]:
     """Return the fields that a queue of this kind has in JSON."""
-    figures = _about(queue) | asdict(depth)
+    figures = _identity(queue) | asdict(depth)
     figures["oldest_due_age"] = round(depth.oldest_due_age, 3)
     if queue.kind == "reliable":
         del figures["quarantined"]
@@ -293,7 +293,7 @@ def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None)
     return figures
 
 
-def _about(queue: FoundQueue) -> dict[str, Any]:
+def _identity(queue: FoundQueue) -> dict[str, Any]:
     partitions = None if queue.kind == "delayed" else queue.partitions
     return {"kind": queue.kind, "queue": queue.name, "partitions": partitions}
 

@@ -809,7 +809,7 @@ async def test_pages_of_large_queues_take_no_more_work(
     """Neither in commands nor in what they return: all that they read is bounded."""
     # Whatever else falls between two pages would count: a search, a look, a probe of a slow
     # connection, a re-check, which closes connections as well, and a ping.
-    monkeypatch.setattr(Queues._all, "__defaults__", (600,))
+    monkeypatch.setattr(Queues._find_cached, "__defaults__", (600,))
     monkeypatch.setattr("delayq._dashboard.live._FRESH", 600)
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 600)
 

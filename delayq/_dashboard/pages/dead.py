@@ -168,7 +168,7 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
     if conditions.is_grouped:
         return values | await _groups(source, conditions)
     offset = whole_number(request.query_params.get("offset"))
-    return values | await _matching(source, conditions, offset, now)
+    return values | await _find_matching(source, conditions, offset, now)
 
 
 async def _groups(source: ReliableSource, conditions: _Filter) -> dict[str, Any]:
@@ -202,7 +202,7 @@ async def _groups(source: ReliableSource, conditions: _Filter) -> dict[str, Any]
     }
 
 
-async def _matching(
+async def _find_matching(
     source: ReliableSource, conditions: _Filter, offset: int, now: int
 ) -> dict[str, Any]:
     examined = 0
@@ -247,19 +247,19 @@ def _cause(texts: Mapping[str, str]) -> tuple[GroupBy, str] | None:
 
 async def redrive_matching(board: Board, source: ReliableSource, form: Form) -> Response:
     if form.refs() is not None:
-        return _unchosen(source, form)
+        return _refuse_without_query(source, form)
     count = await letters.redrive(await source.all_stores(), _query_in(form))
     return redirect("dead", source, done="redriven", count=str(count), undo="no")
 
 
 async def purge_matching(board: Board, source: ReliableSource, form: Form) -> Response:
     if form.refs() is not None:
-        return _unchosen(source, form)
+        return _refuse_without_query(source, form)
     count = await letters.purge(await source.all_stores(), _query_in(form))
     return redirect("dead", source, done="purged", count=str(count), undo="no")
 
 
-def _unchosen(source: ReliableSource, form: Form) -> Response:
+def _refuse_without_query(source: ReliableSource, form: Form) -> Response:
     """Show the same letters again: the form of another page would change all of them."""
     texts = {name: text for name in _FIELDS if (text := unquote(form.get(name)))}
     return redirect("letters", source, **texts, done="unsure_letters")

@@ -77,7 +77,7 @@ async def enqueue(board: Board, source: AnySource, form: Form) -> Response:
             wrong = {_field_of(error): str(error)}
     texts = {name: form.get(name) for name in _EMPTY}
     values = _values(source, texts, wrong)
-    return await board.refused(form, PAGE, **values)
+    return await board.refuse(form, PAGE, **values)
 
 
 async def _store(source: AnySource, offer: dict[str, Any]) -> Response:

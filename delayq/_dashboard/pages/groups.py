@@ -75,7 +75,7 @@ async def limit_group(board: Board, source: ReliableSource, form: Form) -> Respo
         name = "limit" if "limit" in str(error) or group else "new_group"
         values = await _values(board, source, group, None)
         refused = {"group": group or typed, "limit": form.get("limit"), "wrong": {name: str(error)}}
-        return await board.refused(form, PAGE, **values | refused)
+        return await board.refuse(form, PAGE, **values | refused)
     return redirect("groups", source, done="limited" if write_limit(limit) != "none" else "lifted")
 
 

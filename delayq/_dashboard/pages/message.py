@@ -161,7 +161,7 @@ async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
         delay = form.delay_us()
     except HTTPException as error:
         values = await _values(board, source, ref, dead=False)
-        return await board.refused(form, PAGE, **values | form.refused_delay(error))
+        return await board.refuse(form, PAGE, **values | form.refused_delay(error))
     changed = await changes.reschedule(board, source, [ref], delay)
     if not changed.refs:
         return redirect("queue", source, done="gone")

@@ -93,7 +93,7 @@ async def reschedule_many(board: Board, source: AnySource, form: Form) -> Respon
     except HTTPException as error:
         values = await _values(board, source, state, 0)
         refused = form.refused_delay(error)
-        return await board.refused(form, PAGE, **values | refused)
+        return await board.refuse(form, PAGE, **values | refused)
     return await _reschedule(board, source, form, state, delay)
 
 
@@ -230,7 +230,7 @@ async def purge_queue(board: Board, source: AnySource, form: Form) -> Response:
         wrong["typed"] = "This is not the name of the queue."
     if wrong:
         values = await _purge_values(source, state, typed, wrong)
-        return await board.refused(form, PURGE, **values)
+        return await board.refuse(form, PURGE, **values)
     count = await source.purge(cast("PurgeState", state))
     return redirect("queue", source, done="dropped", count=str(count), undo="no")
 

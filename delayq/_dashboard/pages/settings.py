@@ -79,7 +79,7 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
             for name, text in values["was"].items()
         }
         page_values = values | {"texts": texts, "was": initial, "wrong": wrong}
-        return await board.refused(form, PAGE, **page_values)
+        return await board.refuse(form, PAGE, **page_values)
     return redirect("settings", source, done="unsure" if changes else "unchanged")
 
 

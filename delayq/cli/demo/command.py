@@ -139,7 +139,7 @@ async def run(
     # Problems with the server show up before any process is started.
     async with delayq.connect(plan.url) as client:
         ledger.set_offset(await _offset(client))
-    async with _removed_at_the_end(plan.url, name):
+    async with _remove_at_the_end(plan.url, name):
         async with (
             _child("consumer", plan.url, name) as consumer,
             _child("producer", plan.url, name, str(plan.messages), str(plan.max_delay)) as producer,
@@ -153,7 +153,7 @@ async def run(
             try:
                 await producer.follow(ledger.offer)
                 if ledger.offered < plan.messages:
-                    raise producer.failed()
+                    raise producer.failure()
                 await asyncio.wait({arriving}, timeout=plan.max_delay + patience)
             finally:
                 arriving.cancel()
@@ -162,7 +162,7 @@ async def run(
             seconds = time.monotonic() - started
             await consumer.end(ledger.arrive)
             if consumer.process.returncode == 1:
-                raise consumer.failed()
+                raise consumer.failure()
         async with delayq.connect(plan.url) as client:
             ledger.set_offset(await _offset(client))
             queue = client.delayed_queue(name)
@@ -191,7 +191,7 @@ async def _offset(client: delayq.Client) -> int:
 
 
 @asynccontextmanager
-async def _removed_at_the_end(url: str, name: str) -> AsyncIterator[None]:
+async def _remove_at_the_end(url: str, name: str) -> AsyncIterator[None]:
     """Remove the queue from the server after the block, even after an error or cancellation."""
     try:
         yield
@@ -221,7 +221,7 @@ class _Child:
         while not is_complete() and (line := await self.stdout.readline()):
             note(*json.loads(line))
 
-    def failed(self) -> CommandFailed:
+    def failure(self) -> CommandFailed:
         """Return an error with the last line on stderr of a process that ended too early."""
         self.stderr.seek(0)
         words = self.stderr.read().decode(errors="replace").split("\n")
@@ -266,7 +266,7 @@ async def _child(role: str, url: str, *arguments: str) -> AsyncIterator[_Child]:
         try:
             with anyio.move_on_after(_READY_WITHIN) as starting:
                 if not await child.stdout.readline():
-                    raise child.failed()
+                    raise child.failure()
             if starting.cancelled_caught:
                 raise CommandFailed(f"the {role} was not ready within {_READY_WITHIN:g} s")
             yield child

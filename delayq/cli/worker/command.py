@@ -151,22 +151,22 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._killed_by: int | None = None
         # Whether a process has ever started. Until then, a failure is the command's.
-        self._proven = False
-        self._refused: str | None = None
-        self._died = 0
-        self._introduced = False
+        self._has_started = False
+        self._start_error: str | None = None
+        self._deaths = 0
+        self._is_introduced = False
         # Set when the code has changed, and replaced for the next change.
         self._changed = asyncio.Event()
 
     async def run(self) -> int:
         """Run until everything has ended, and return the exit status. Raises CommandFailed."""
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._signalled, number)
+        for signal_number in SIGNALS:
+            loop.add_signal_handler(signal_number, self._on_signal, signal_number)
         watching = asyncio.ensure_future(self._watch())
         try:
             await asyncio.gather(
-                *(self._keep(place) for place in range(1, self._plan.processes + 1))
+                *(self._keep(number) for number in range(1, self._plan.processes + 1))
             )
         finally:
             watching.cancel()
@@ -174,9 +174,9 @@ class Supervisor:
                 send(process, signal.SIGKILL)
         if self._killed_by is not None:
             return 128 + self._killed_by
-        if self._refused is not None:
-            raise CommandFailed(self._refused)
-        return 1 if self._plan.burst and self._died else 0
+        if self._start_error is not None:
+            raise CommandFailed(self._start_error)
+        return 1 if self._plan.burst and self._deaths else 0
 
     async def _watch(self) -> None:
         """Stop the processes, to be started again, whenever their code changes."""
@@ -194,12 +194,12 @@ class Supervisor:
         except (OSError, RuntimeError) as error:
             self._say(f"cannot watch for changes any longer: {error}")
 
-    async def _keep(self, place: int) -> None:
+    async def _keep(self, number: int) -> None:
         """Keep one process running, restarting it when it dies."""
         failures = 0
         while not self._stopping.is_set():
             started, changed = time.monotonic(), self._changed
-            status = await self._run_once(place, changed)
+            status = await self._run_once(number, changed)
             if self._stopping.is_set() or (self._plan.burst and status == 0):
                 return
             if changed.is_set():
@@ -208,25 +208,25 @@ class Supervisor:
             if time.monotonic() - started > _STEADY:
                 failures = 0
             failures += 1
-            self._died += 1
+            self._deaths += 1
             ending = (
                 f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             )
             if self._plan.burst:
-                self._say(f"process {place} {ending}")
+                self._say(f"process {number} {ending}")
                 return
             if self._plan.reload:
-                self._say(f"process {place} {ending}; it is started again when the code changes")
-                await _first(self._stopping, changed)
+                self._say(f"process {number} {ending}; it is started again when the code changes")
+                await _wait_for_any(self._stopping, changed)
                 continue
             wait = retry_delay(failures, base=0.5, longest=30.0)
-            self._say(f"process {place} {ending}; restarting it in {wait:.1f} s")
+            self._say(f"process {number} {ending}; restarting it in {wait:.1f} s")
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait)
             except TimeoutError:
                 continue
 
-    async def _run_once(self, place: int, changed: asyncio.Event) -> int:
+    async def _run_once(self, number: int, changed: asyncio.Event) -> int:
         """Run one process, and return its exit status. Ask it to stop when the code changes."""
         theirs, lifeline = os.pipe()
         report, status_pipe = os.pipe()
@@ -238,7 +238,7 @@ class Supervisor:
                 command.append("--url")
             if self._plan.metrics is not None:
                 host, first = self._plan.metrics
-                command.append(f"--metrics={host}:{first + place - 1}")
+                command.append(f"--metrics={host}:{first + number - 1}")
             process = await asyncio.create_subprocess_exec(
                 *command,
                 "--",
@@ -260,16 +260,16 @@ class Supervisor:
             if self._stopping.is_set():
                 # A signal came while it started.
                 send(process, signal.SIGTERM if self._killed_by is None else signal.SIGKILL)
-            stopping = asyncio.ensure_future(_stop_at(changed, process))
+            stopping = asyncio.ensure_future(_stop_on_change(changed, process))
             try:
                 if (facts := await self._listen(report)) is not None:
                     self._introduce(facts)
-                    self._tell(place, process.pid, "ready", facts)
+                    self._tell(number, process.pid, "ready", facts)
                 status = await process.wait()
             finally:
                 stopping.cancel()
             self._running.discard(process)
-            self._tell(place, process.pid, "ended", {"status": status})
+            self._tell(number, process.pid, "ended", {"status": status})
             return status
         finally:
             for descriptor in (theirs, status_pipe, lifeline, report):
@@ -281,31 +281,31 @@ class Supervisor:
         to start.
         """
         loop = asyncio.get_running_loop()
-        reported = asyncio.Event()
-        loop.add_reader(report, reported.set)
+        has_reported = asyncio.Event()
+        loop.add_reader(report, has_reported.set)
         try:
-            await reported.wait()
+            await has_reported.wait()
         finally:
             loop.remove_reader(report)
         with open(report, "rb", closefd=False) as lines:  # noqa: ASYNC230 - it is there already
             line = lines.readline().decode(errors="replace").strip()
         word, _, facts = line.partition(" ")
         if word == "ready":
-            self._proven = True
+            self._has_started = True
             started: dict[str, Any] = json.loads(facts)
             return started
-        if line and (self._proven or self._plan.reload):
+        if line and (self._has_started or self._plan.reload):
             self._say(line)
-        elif line and self._refused is None:
-            self._refused = line
+        elif line and self._start_error is None:
+            self._start_error = line
             self._stop(signal.SIGTERM)
         return None
 
     def _introduce(self, facts: Mapping[str, Any]) -> None:
         """Print once what the worker does, for people."""
-        if self._introduced or self._plan.as_json:
+        if self._is_introduced or self._plan.as_json:
             return
-        self._introduced = True
+        self._is_introduced = True
         plan, queues = self._plan, facts["queues"]
         names = ", ".join(queues[:_MOST_QUEUES])
         if len(queues) > _MOST_QUEUES:
@@ -321,7 +321,7 @@ class Supervisor:
     def _environment(self) -> dict[str, str] | None:
         return None if self._plan.url is None else os.environ | {URL_VARIABLE: self._plan.url}
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._stopping.is_set():
             self._killed_by = number
             self._stop(signal.SIGKILL)
@@ -333,25 +333,25 @@ class Supervisor:
         for process in self._running:
             send(process, number)
 
-    def _tell(self, place: int, pid: int, event: str, facts: Mapping[str, Any]) -> None:
+    def _tell(self, number: int, pid: int, event: str, facts: Mapping[str, Any]) -> None:
         """Print an event, for programs."""
         if not self._plan.as_json:
             return
         # The reader may be gone, but the work continues.
         with suppress(OSError):
-            print_json({"process": place, "pid": pid, "event": event, **facts})
+            print_json({"process": number, "pid": pid, "event": event, **facts})
 
     def _say(self, line: str) -> None:
         """Print a problem, for people."""
         write(f"delayq: {line}", stderr=True)
 
 
-async def _stop_at(changed: asyncio.Event, process: asyncio.subprocess.Process) -> None:
+async def _stop_on_change(changed: asyncio.Event, process: asyncio.subprocess.Process) -> None:
     await changed.wait()
     send(process, signal.SIGTERM)
 
 
-async def _first(*events: asyncio.Event) -> None:
+async def _wait_for_any(*events: asyncio.Event) -> None:
     """Wait until one of the events is set."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
