@@ -175,7 +175,7 @@ DEAD = Module(
             "admin.redrive",
         ),
         ("nothing to do is a success", "raise typer.Exit(0 if done else 1)", "raise typer.Exit(0)"),
-        ("the offset is ignored", "every[offset : offset + limit]", "every[:limit]"),
+        ("the offset is ignored", "groups[offset : offset + limit]", "groups[:limit]"),
         ("a purge asks nothing", "yes=yes or dry_run)", "yes=True)"),
     ),
 )
