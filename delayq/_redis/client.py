@@ -343,9 +343,12 @@ class RedisClient:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int],
-        confirm: Callable[[Any], Confirmation | None],
+        confirm: Callable[[Any], Confirmation | None] | None = None,
     ) -> Any:
-        """Run a script once; ``confirm`` gets the answer, and returns commands to send at once."""
+        """Run a script once.
+
+        ``confirm``, if given, gets the answer, and returns commands to send at once.
+        """
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         return await self._attempt(keys[0], _Call(command, script, confirm))
 

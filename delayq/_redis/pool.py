@@ -110,7 +110,7 @@ class ConnectionPool:
         self._opening = 0
         self._callers = _WaitingCallers()
         self._probe = _Probe(self)
-        # What later callers get once it has been closed.
+        # The error for later callers once it has been closed.
         self._closed_by: DelayqError | None = None
         self._round_trip = 0.0
         self.opened: int = 0

@@ -254,7 +254,6 @@ class DelayedStore:
             POLL_PENDING,
             self.keys.of_script(POLL_PENDING, fence=self.keys.fence(call)),
             (limit, _MOST_BYTES, int(self.listed), lease_us, token),
-            lambda _: None,
         )
         return removed, payloads
 

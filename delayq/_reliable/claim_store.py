@@ -73,7 +73,6 @@ class ClaimStore(Store):
                 "" if suspect is None else suspect.id,
                 "" if suspect is None else suspect.token,
             ),
-            lambda _: None,
         )
         return ClaimReply._make(reply)
 

@@ -231,9 +231,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
 
     async def tally(self, counts: str) -> None:
         """Add what a client has done to the history, without repeating the call."""
-        await self.client.run_once(
-            scripts.TALLY, self.keys.of_script(scripts.TALLY), (counts,), lambda _: None
-        )
+        await self.client.run_once(scripts.TALLY, self.keys.of_script(scripts.TALLY), (counts,))
 
     def register_request(self, worker: str, counts_us: int, facts: str) -> Request:
         """Build the call that lists a client among those that work on the queue, for ``counts_us``;
