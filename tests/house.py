@@ -293,17 +293,17 @@ def positions(scripts: Iterable[Source]) -> list[str]:
 
 def contract_modules(configuration: Mapping[str, Any]) -> list[str]:
     """List the modules that the import contracts name, each as often as they name it."""
-    found = []
+    places = []
     for contract in configuration["tool"]["importlinter"]["contracts"]:
         fields = ("layers", "containers", "modules", "source_modules", "forbidden_modules")
         entries = chain.from_iterable(contract.get(field, ()) for field in fields)
         modules = chain.from_iterable(re.findall(r"[\w.*]+", entry) for entry in entries)
-        found += [
+        places += [
             f"{module} in {contract['name']!r}"
             for module in modules
             if module.split(".")[0] == PACKAGE
         ]
-    return found
+    return places
 
 
 def circles(imports: Mapping[str, set[str]]) -> list[str]:
@@ -369,13 +369,13 @@ def bodies(sources: Sequence[Source]) -> list[tuple[int, str]]:
     Docstrings, comments and empty lines do not count. Every statement takes one line, whatever the
     width of the page.
     """
-    found = []
+    places = []
     for source, function in functions(sources):
         statements = function.body[ast.get_docstring(function) is not None :]
         lines = sum(len(ast.unparse(statement).splitlines()) for statement in statements)
         if statements:
-            found.append((lines, source.at(function, f"{function.name} has {lines} lines")))
-    return sorted(found, reverse=True)
+            places.append((lines, source.at(function, f"{function.name} has {lines} lines")))
+    return sorted(places, reverse=True)
 
 
 # The table

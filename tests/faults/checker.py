@@ -75,7 +75,7 @@ def check(history: History, rules: Rules) -> list[Violation]:
     for some in by_key.values():
         some.sort(key=lambda one: (one.claimed_us or one.seen_us, one.seen_us))
 
-    found = [
+    violations = [
         *_lost(history, by_key, rules),
         *_stuck(history, by_key, rules),
         *_held(history),
@@ -84,20 +84,20 @@ def check(history: History, rules: Rules) -> list[Violation]:
     unattended: list[Violation] = []
     for key, some in by_key.items():
         offered = history.offered.get(key)
-        found += _unexpected(key, offered)
+        violations += _unexpected(key, offered)
         if offered is not None:
-            found += _early(key, offered, some)
-        found += _stored_twice(key, some)
-        found += _again(key, some, rules)
-        found += _results(key, some, history.results)
+            violations += _early(key, offered, some)
+        violations += _stored_twice(key, some)
+        violations += _again(key, some, rules)
+        violations += _results(key, some, history.results)
         if rules.lease_us:
-            found += _attempts(key, some, offered, rules)
+            violations += _attempts(key, some, offered, rules)
             for end, violation in _after_ack(key, some, history.doubts):
-                (found if end is End.ACKED else unattended).append(violation)
+                (violations if end is End.ACKED else unattended).append(violation)
     # The log does not say which messages these were, so it may explain this many violations.
     if len(unattended) > history.nameless_doubts:
-        found += unattended
-    return sorted(found, key=lambda violation: (violation.kind, violation.key))
+        violations += unattended
+    return sorted(violations, key=lambda violation: (violation.kind, violation.key))
 
 
 def summary(violations: Sequence[Violation], show: int = 5) -> str:

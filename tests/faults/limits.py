@@ -119,7 +119,7 @@ def judge_storm(
 
 def over_limits(log: Log, rules: Rules) -> list[Violation]:
     """Return what broke the limits."""
-    found: list[Violation] = []
+    violations: list[Violation] = []
     claims = log.claims(rules.lease_us)
     of_groups = defaultdict(list)
     for claim in claims:
@@ -127,10 +127,10 @@ def over_limits(log: Log, rules: Rules) -> list[Violation]:
     bounds = [(name, bound, of_groups[name]) for name, bound in log.bounds.items()]
     for name, bound, some in (*bounds, (QUEUE, log.whole, claims)):
         if bound.concurrency is not None:
-            found += _too_many(log, name, bound.concurrency, some)
+            violations += _too_many(log, name, bound.concurrency, some)
         if bound.rate is not None:
-            found += _too_fast(name, bound.rate, bound.per_us, some)
-    return found
+            violations += _too_fast(name, bound.rate, bound.per_us, some)
+    return violations
 
 
 def _too_many(log: Log, name: str, most: int, some: Sequence[Delivered]) -> Iterator[Violation]:

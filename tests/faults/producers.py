@@ -34,7 +34,7 @@ async def offer_together(
 ) -> None:
     """Offer messages in one call: their keys, each with its delay in seconds."""
     _begin(history, messages)
-    told, stored = Told.OK, set[int]()
+    outcome, stored = Told.OK, set[int]()
     try:
         if kind == "reliable":
             offers = [
@@ -50,15 +50,15 @@ async def offer_together(
         else:
             await open_delayed(client).offer_many([*messages.items()])
     except delayq.OutcomeUnknown as error:
-        told = Told.UNKNOWN
+        outcome = Told.UNKNOWN
         if kind != "reliable":
             stored = {int(receipt._payload) for receipt in error.stored}
         elif named:
             stored = {int(name[1:]) for name in error.stored}
     except _FAILED:
-        told = Told.FAILED
+        outcome = Told.FAILED
     for key in messages:
-        history.offered[key].told = Told.OK if key in stored else told
+        history.offered[key].told = Told.OK if key in stored else outcome
 
 
 async def offer_each(

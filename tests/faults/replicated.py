@@ -190,17 +190,21 @@ def _follows(replica: PrivateServer, master: PrivateServer) -> bool:
     with admin(master) as redis:
         written = redis.info("replication")["master_repl_offset"]
     with admin(replica) as redis:
-        told = redis.info("replication")
+        replication = redis.info("replication")
     return bool(
-        told["role"] == "slave"
-        and told["master_port"] == master.port
-        and told["master_link_status"] == "up"
-        and told["slave_repl_offset"] >= written
+        replication["role"] == "slave"
+        and replication["master_port"] == master.port
+        and replication["master_link_status"] == "up"
+        and replication["slave_repl_offset"] >= written
     )
 
 
 def _is_on_disk(server: PrivateServer) -> bool:
     """Return whether all data is on disk: not while the file is rewritten."""
     with admin(server) as redis:
-        told = redis.info("persistence")
-    return not (told["loading"] or told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
+        persistence = redis.info("persistence")
+    return not (
+        persistence["loading"]
+        or persistence["aof_rewrite_in_progress"]
+        or persistence["aof_rewrite_scheduled"]
+    )

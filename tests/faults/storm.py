@@ -432,19 +432,19 @@ class Storm:
         await asyncio.sleep(ttl + 0.002)
         for key in second:
             offered[key] = Offered(now_us())
-        told = dict.fromkeys(names, Told.OK)
+        outcome_of = dict.fromkeys(names, Told.OK)
         try:
             named = zip(second, names, strict=True)
             offers = [Offer(key, id=name, on_duplicate=on_duplicate) for key, name in named]
             await queue.offer_many(offers)
         except delayq.DuplicateMessage as error:
-            told |= dict.fromkeys(error.ids, Told.HELD)
+            outcome_of |= dict.fromkeys(error.ids, Told.HELD)
         except delayq.OutcomeUnknown as error:
-            told = dict.fromkeys(names, Told.UNKNOWN) | dict.fromkeys(error.stored, Told.OK)
+            outcome_of = dict.fromkeys(names, Told.UNKNOWN) | dict.fromkeys(error.stored, Told.OK)
         except delayq.ServerError:
-            told = dict.fromkeys(names, Told.FAILED)
+            outcome_of = dict.fromkeys(names, Told.FAILED)
         for key, name in zip(second, names, strict=True):
-            offered[key].told = told[name]
+            offered[key].told = outcome_of[name]
 
     # The end
 

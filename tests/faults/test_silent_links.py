@@ -161,13 +161,13 @@ async def test_a_server_that_pauses_writes_or_blocks_a_command_is_not_taken_for_
         orders = client.delayed_queue("orders")
         await orders.offer(1, 60)
         # WAIT withholds its reply while every other connection is answered at once.
-        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        wire.call(("WAIT", 1, 2500), told.set_result, blocks=2.5)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        wire.call(("WAIT", 1, 2500), answer.set_result, blocks=2.5)
         own_server.call("CLIENT", "PAUSE", "2500", "WRITE")
         await orders.offer(2, 60)
         assert client.statistics().errors == 0
         assert await orders.pending.read_all() == [1, 2]
-        assert await asyncio.wait_for(told, 30) == 0
+        assert await asyncio.wait_for(answer, 30) == 0
 
 
 @pytest.fixture

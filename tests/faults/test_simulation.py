@@ -181,7 +181,7 @@ def test_simulated_storms_of_partitions_groups_and_limits(shape: dict[str, Any])
 
 @pytest.mark.parametrize(("kind", "seeds"), RUNS, ids=str)
 def test_simulated_storms_lose_double_and_leave_nothing(kind: Kind, seeds: range) -> None:
-    told: Counter[Told] = Counter()
+    outcomes: Counter[Told] = Counter()
     faults = 0
     for seed in seeds:
         outcome = simulate(Plan(kind, seed))
@@ -189,11 +189,11 @@ def test_simulated_storms_lose_double_and_leave_nothing(kind: Kind, seeds: range
             f"python -m tests.faults.simulation --kind {kind} --seed {seed}:"
             f" {summary(outcome.violations)}"
         )
-        told.update(offered.told for offered in outcome.history.offered.values())
+        outcomes.update(offered.told for offered in outcome.history.offered.values())
         faults += len(outcome.history.faults)
     # Otherwise it would prove little.
-    assert told[Told.OK] > 30 * len(seeds)
-    assert told[Told.UNKNOWN] > 0 or len(seeds) < AT_A_TIME
+    assert outcomes[Told.OK] > 30 * len(seeds)
+    assert outcomes[Told.UNKNOWN] > 0 or len(seeds) < AT_A_TIME
     assert faults >= 5 * len(seeds)
 
 

@@ -99,7 +99,7 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
         keeps=kind == "reliable" and list(FOUND).index(own_server.kind.name) % 2 == 0,
     )
     storm, history = await ride_out(own_server, plan, tmp_path)
-    told = Counter(offered.told for offered in history.offered.values())
+    outcomes = Counter(offered.told for offered in history.offered.values())
     healed = max(fault.to_us for fault in history.faults)
     after = [one.seen_us for one in history.delivered if one.seen_us > healed]
     violations = check(history, plan.rules)
@@ -108,7 +108,7 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     assert len(history.offered) >= MESSAGES / STORMS
     assert sum(storm.injected.values()) >= FAULTS / STORMS
     # Otherwise it would prove little: nothing was at stake, or the faults hit no client.
-    assert told[Told.OK] >= len(history.offered) / 2
-    assert kind == "reliable" or told[Told.UNKNOWN] > 0
+    assert outcomes[Told.OK] >= len(history.offered) / 2
+    assert kind == "reliable" or outcomes[Told.UNKNOWN] > 0
     assert len(after) < len(history.delivered) / 2
     report.tell(len(history.offered), len(history.delivered), storm.injected)

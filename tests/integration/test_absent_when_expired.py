@@ -111,16 +111,16 @@ async def test_lists_read_on_to_those_that_live(
     client: Client, raw: Any, partitions: int, expired: int
 ) -> None:
     queue, live = await offer_around_expired(client, raw, partitions, expired)
-    found = [message.id for message in await queue.list("ready", limit=1000)]
-    assert sorted(found) == sorted(live)
+    ids = [message.id for message in await queue.list("ready", limit=1000)]
+    assert sorted(ids) == sorted(live)
     # Partitions store the messages of one call at different moments.
-    assert partitions > 1 or found == live
-    assert [message.id for message in await queue.peek(3)] == found[:3]
+    assert partitions > 1 or ids == live
+    assert [message.id for message in await queue.peek(3)] == ids[:3]
     pages = [await queue.list("ready", offset=at, limit=25) for at in range(0, 150, 25)]
     assert [len(page) for page in pages] == [25, 25, 25, 25, 20, 0]
-    assert [message.id for page in pages for message in page] == found
+    assert [message.id for page in pages for message in page] == ids
     # With a limit that is larger than what one script looks at.
-    assert [message.id for message in await queue.list("ready", offset=7, limit=300)] == found[7:]
+    assert [message.id for message in await queue.list("ready", offset=7, limit=300)] == ids[7:]
 
 
 @pytest.mark.usefixtures("_full_batches")

@@ -198,8 +198,10 @@ async def test_a_user_who_may_only_offer_moves_nothing_and_logs_that_once(
         assert await raw.zcard(DelayedKeys.of(NAME).timeout) == 1
         # On a slow machine a link with such short timeouts is reopened now and then, which is
         # logged too. Count only refusals.
-        told = [record for record in caplog.records if NOT_PERMITTED.search(record.getMessage())]
-        assert [record.levelname for record in told] == ["WARNING"]
+        refusals = [
+            record for record in caplog.records if NOT_PERMITTED.search(record.getMessage())
+        ]
+        assert [record.levelname for record in refusals] == ["WARNING"]
 
 
 async def test_a_user_who_may_not_move_messages_is_warned_once_though_the_queue_is_reopened(

@@ -56,11 +56,11 @@ async def test_the_history_of_a_queue_adds_up_the_work_of_all_clients(
         await handle(theirs, 2)
         (message,) = await theirs.claim()
         await message.bury("why")
-    found = await whole(client.reliable_queue("jobs"))
-    assert (found.offered, found.handled, found.failed, found.dead) == (6, 5, 1, 1)
-    assert found.lateness.count == 7
-    assert found.handling.count == 6
-    for spread in (found.lateness, found.handling):
+    activity = await whole(client.reliable_queue("jobs"))
+    assert (activity.offered, activity.handled, activity.failed, activity.dead) == (6, 5, 1, 1)
+    assert activity.lateness.count == 7
+    assert activity.handling.count == 6
+    for spread in (activity.lateness, activity.handling):
         assert spread.p50 is not None
         assert spread.p99 is not None
         assert spread.p50 <= spread.p99
@@ -72,9 +72,9 @@ async def test_the_history_of_a_queue_has_every_minute_and_hour_oldest_first(
     queue = client.reliable_queue("jobs")
     minutes, hours = await queue.activity(), await queue.activity(hours=720)
     assert (len(minutes), len(hours)) == (60, 720)
-    for found, seconds in ((minutes, 60), (hours, 3600)):
-        starts = [each.start.timestamp() for each in found]
-        assert starts == [starts[0] + seconds * i for i in range(len(found))]
+    for activities, seconds in ((minutes, 60), (hours, 3600)):
+        starts = [each.start.timestamp() for each in activities]
+        assert starts == [starts[0] + seconds * i for i in range(len(activities))]
     assert minutes[-1].start <= await client.server_time()
 
 
@@ -87,8 +87,8 @@ async def test_partitions_count_together_while_the_client_goes_on(server: Privat
             await message.ack()
 
         async def are_there(offered: int) -> bool:
-            found = await whole(queue)
-            return (found.offered, found.handled) == (offered, 20)
+            activity = await whole(queue)
+            return (activity.offered, activity.handled) == (offered, 20)
 
         await until(lambda: are_there(20))
         await queue.offer(3)
@@ -141,8 +141,8 @@ async def test_a_report_counts_once_whatever_fails(
         await queue.offer(2)
         await handle(queue, 2)
         await until(lambda: faults.calls.count(TALLY.name) > times)
-    found = await whole(client.reliable_queue("jobs"))
-    assert (found.offered, found.lateness.count, found.handling.count) == (2, 2, 2)
+    activity = await whole(client.reliable_queue("jobs"))
+    assert (activity.offered, activity.lateness.count, activity.handling.count) == (2, 2, 2)
 
 
 @pytest.mark.every_server

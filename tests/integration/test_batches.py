@@ -426,14 +426,14 @@ async def test_messages_of_a_batch_that_is_slow_or_fails_are_retried_and_say_why
             raise ZeroDivisionError("divided")
         await asyncio.sleep(LONG)
 
-    for first, told in ((0, "TimeoutError: timed out after 0.05 s"), (2, "Error: divided")):
+    for first, error_end in ((0, "TimeoutError: timed out after 0.05 s"), (2, "Error: divided")):
         await offer(jobs, 2, first)
         await worker.run(burst=True)
         for n in (first, first + 1):
             message = await get(jobs, str(n))
             assert (message.attempt, message.state) == (1, "delayed")
             error = message.last_error or ""
-            assert error.endswith(told)
+            assert error.endswith(error_end)
             # A handler's own error comes without the frames of the worker.
             assert first == 0 or "delayq/worker" not in error
 
@@ -553,12 +553,12 @@ async def test_a_handler_or_option_that_cannot_work_with_batches_is_refused(work
     async def with_message(values: list[int], message: Message[int]) -> None: ...
     async def with_dependency(values: list[int], made: OfMessage) -> None: ...
 
-    for handler, told in (
+    for handler, words in (
         (one, "annotate its first parameter as list"),
         (with_message, "cannot be the message"),
         (with_dependency, "OfMessage"),
     ):
-        with pytest.raises(delayq.ConfigurationError, match=told):
+        with pytest.raises(delayq.ConfigurationError, match=words):
             batches(worker)(handler)
     for options in ({"batch": 0}, {"batch": True}, {"linger": -1}, {"batch": None}):
         with pytest.raises(delayq.BadInput):

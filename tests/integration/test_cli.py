@@ -65,13 +65,13 @@ def sync_raw(server: PrivateServer) -> Iterator[Any]:
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
-    told = f"{metadata.version('delayq')}\n"
-    assert capsys.readouterr().out == told
+    version_line = f"{metadata.version('delayq')}\n"
+    assert capsys.readouterr().out == version_line
     # As a program, it does not even load the command line.
     program = "import sys; sys.argv[1:] = ['--version']; import delayq.__main__ as command"
     loaded = "assert not {'typer', 'rich', 'redis'} & sys.modules.keys()"
     result = run_python("-c", f"{program}; command.main(); {loaded}")
-    assert (result.returncode, result.stdout) == (0, told)
+    assert (result.returncode, result.stdout) == (0, version_line)
 
 
 # Every command that names a reliable queue, but does not make one.
@@ -172,8 +172,8 @@ def test_stats_and_lists_of_both_kinds(cli: Cli, monkeypatch: pytest.MonkeyPatch
     assert [one["id"] for one in some] == ["welcome-2", "welcome-1"]
     assert len(cli("list orders --limit 7")[1]) == 7
     # Where nothing is listed, it says where the messages are.
-    told = "no ready messages; 40 are delayed: --state delayed\n"
-    assert cli.plain("list orders --state ready") == (1, told)
+    hint = "no ready messages; 40 are delayed: --state delayed\n"
+    assert cli.plain("list orders --state ready") == (1, hint)
     assert "--offset is 9, and 3 are delayed" in cli.plain("list mails --offset 9")[1]
     assert [line.split()[-1] for line in cli.plain("queues")[1].splitlines()[2:]] == [
         "letters",
@@ -185,8 +185,8 @@ def test_reading_a_queue_moves_nothing(cli: Cli, sync_raw: Any) -> None:
     sync_raw.zadd(CLOSING.timeout, {pack(b"ABCDEFGH", b'"due"', 8): 1000.0})
     name = b"ABCDEFGH".hex()
     for command in ("stats {}", "peek {}", "list {}", "inspect {}", f"get {{}} {name}"):
-        status, found = cli(command.format("delayed:closing"))
-        assert (status, len(found)) == (0, 1)
+        status, rows = cli(command.format("delayed:closing"))
+        assert (status, len(rows)) == (0, 1)
     cli("queues")
     cli("doctor")
     assert sync_raw.zcard(CLOSING.timeout) == 1
@@ -216,10 +216,10 @@ def test_settings_are_taken_from_an_application(
         assert cli("configure bills")[1][0]["max_size"] == size
     cli("configure mails --limit 4 --create")
     for dry in (" --dry-run", ""):
-        status, found = cli(f"configure --from declaring:worker{dry}")
-        assert (status, {each["changed"] for each in found}) == (0, {not dry})
+        status, changes = cli(f"configure --from declaring:worker{dry}")
+        assert (status, {each["changed"] for each in changes}) == (0, {not dry})
         assert [
-            (each["queue"], each["setting"], each["server"], each["code"]) for each in found
+            (each["queue"], each["setting"], each["server"], each["code"]) for each in changes
         ] == [
             ("mails", "max_size", None, "100"),
             ("mails", "limit", "4", "2,100/1s"),
@@ -297,13 +297,13 @@ def test_groups_are_listed_limited_and_paused(cli: Cli) -> None:
     assert "continue with --after 'ada'" in cli.plain("groups list mails --limit 1")[1]
     assert cli("configure mails --group-limit 7")[0] == 0
     lifted = "warning: nothing limits ada now, whatever the group limit of the queue is"
-    for limit, concurrency, told, warning in (
+    for limit, concurrency, explanation, warning in (
         ("1,10/m", 1, "1 at a time, 10 in 1 min: its own, instead of", ""),
         ("none", None, "none: its own, instead of the queue's group limit, 7 at a time", lifted),
         ("--unset", 7, "7 at a time: the group limit of the queue", ""),
         ("1", 1, "1 at a time: its own", ""),
     ):
-        assert told in cli.plain(f"groups limit mails ada {limit}")[1]
+        assert explanation in cli.plain(f"groups limit mails ada {limit}")[1]
         assert cli.error.startswith(f"delayq: {warning}") if warning else not cli.error
         status, (limited,) = cli(f"groups limit mails ada {limit}")
         assert (status, limited["queue"], limited["group"]) == (0, "mails", "ada")
@@ -329,8 +329,8 @@ def test_groups_are_listed_limited_and_paused(cli: Cli) -> None:
             ("eve", 0, 2, "ok"),
         ]
         assert cli("groups pause mails bob")[0] == 0
-        told = "all in groups that are paused, held up, or at their limits: 'ada', 'bob'"
-        assert told in cli.check("reliable mails", "doctor mails --overdue 0")["text"]
+        explanation = "all in groups that are paused, held up, or at their limits: 'ada', 'bob'"
+        assert explanation in cli.check("reliable mails", "doctor mails --overdue 0")["text"]
         assert cli("configure mails --limit 5")[0] == 0
         at_limit = cli.check("reliable mails", "doctor mails --overdue 0")
         assert "at its limit of 5 at a time" in at_limit["text"]
@@ -378,10 +378,10 @@ def test_an_offer_is_listed_looked_at_moved_taken(cli: Cli) -> None:
     options = "--delay 1h30m --id a --header k=v=w --priority 3 --ttl 2d"
     status, (offered,) = cli(f"offer mails '{{\"to\": 1}}' {options}")
     assert (status, offered["queue"], offered["id"]) == (0, "mails", "a")
-    _, (found,) = cli("list mails")
-    assert [found] == cli("get mails a")[1] == cli("peek mails")[1]
+    _, (row,) = cli("list mails")
+    assert [row] == cli("get mails a")[1] == cli("peek mails")[1]
     seen = ("delayed", {"to": 1}, {"k": "v=w"}, 3, offered["due_at"])
-    assert fields(found, "state value headers priority due_at") == seen
+    assert fields(row, "state value headers priority due_at") == seen
     assert cli("take mails") == (1, [])
     assert cli("reschedule mails a --delay 0")[1][0]["id"] == "a"
     status, (taken,) = cli("take mails")
@@ -396,17 +396,17 @@ def test_lists_and_counts_of_a_delayed_queue_are_shown(cli: Cli) -> None:
     off_by = datetime.fromisoformat(offered["due_at"]) - datetime(2030, 1, 31, 11, tzinfo=UTC)
     assert abs(off_by) <= datetime.now(UTC) - began
     name = offered["id"]
-    _, (found,) = cli("list delayed:closing")
-    assert fields(found, "id due_at value") == (name, offered["due_at"], "hello")
-    assert cli(f"get delayed:closing {name}")[1] == [found]
+    _, (row,) = cli("list delayed:closing")
+    assert fields(row, "id due_at value") == (name, offered["due_at"], "hello")
+    assert cli(f"get delayed:closing {name}")[1] == [row]
     assert cli("take delayed:closing") == (1, [])
     assert cli(f"reschedule delayed:closing {name} --delay 0.01")[0] == 0
     taken = cli("take delayed:closing --wait 1m")
     assert taken == (0, [{"queue": "closing", "value": "hello"}])
     for queue in BOTH_KINDS:
         _, (offered,) = cli(f"offer {queue} 1 --delay 1h")
-        status, (told,) = cli(f"cancel {queue} {offered['id']}")
-        assert (status, *fields(told, "id cancelled")) == (0, offered["id"], True)
+        status, (document,) = cli(f"cancel {queue} {offered['id']}")
+        assert (status, *fields(document, "id cancelled")) == (0, offered["id"], True)
         assert cli(f"cancel {queue} {offered['id']}") == (1, [])
         assert cli(f"list {queue}") == (1, [])
     assert cli.plain("pause mails")[0] == 0
@@ -419,8 +419,8 @@ def test_an_offer_may_have_an_id_and_limits_of_its_own(
 ) -> None:
     assert cli("offer mails 1 --id a --max-attempts 1 --timeout 5 --unique-for 1h")[0] == 0
     assert cli("offer mails 1 --id a")[0] == 1
-    told = "delayq: the id 'a' is taken, and the message was not stored: see --on-duplicate\n"
-    assert cli.error == told
+    refusal = "delayq: the id 'a' is taken, and the message was not stored: see --on-duplicate\n"
+    assert cli.error == refusal
     assert cli("offer mails 2 --id a --on-duplicate replace")[0] == 0
     assert cli("get mails a")[1][0]["value"] == 2
     assert cli("cancel mails a")[0] == 0
@@ -442,8 +442,8 @@ def test_the_result_of_a_message_is_shown(cli: Cli) -> None:
     has_none("never offered", "b")
     has_none("was not finished within 0 s")
     assert cli("take mails")[0] == 0
-    status, (told,) = cli("result mails a --timeout 1m")
-    assert (status, *fields(told, "queue id value")) == (0, "mails", "a", None)
+    status, (document,) = cli("result mails a --timeout 1m")
+    assert (status, *fields(document, "queue id value")) == (0, "mails", "a", None)
     cli("offer mails 5 --id b")
     with delayq.sync.connect(cli.url) as client:
         client.run(handle_with_a_result)
@@ -479,9 +479,9 @@ def test_a_payload_that_cannot_be_decoded_is_shown_as_bytes(
         client.reliable_queue("mails", codec=BytesCodec()).offer(b"\xff\x00")
         client.delayed_queue("due", codec=StringCodec()).offer("no json")
     for queue in BOTH_KINDS:
-        _, (found,) = cli(f"peek {queue}")
-        assert fields(found, "value hex") == (None, "ff00")
-        assert "JsonCodec" in found["error"]
+        _, (row,) = cli(f"peek {queue}")
+        assert fields(row, "value hex") == (None, "ff00")
+        assert "JsonCodec" in row["error"]
     for queue, payload in (("mails", b"\xff\x00"), ("delayed:due", b"no json")):
         status, (taken,) = cli(f"take {queue} --wait 60")
         assert (status, taken["hex"]) == (0, payload.hex())
@@ -534,14 +534,14 @@ def bury_some(url: str, partitions: int) -> None:
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_dead_letters_are_grouped_and_chosen_by_cause_and_age(cli: Cli, partitions: int) -> None:
     def act(*cases: tuple[str, int, dict[str, Any]]) -> None:
-        for command, status, told in cases:
-            assert cli(f"dead {command}") == (status, [{"queue": "mails"} | told])
+        for command, status, counts in cases:
+            assert cli(f"dead {command}") == (status, [{"queue": "mails"} | counts])
 
     bury(cli.url, 152)  # in 2023
-    status, found = cli("dead list mails --limit 2 --offset 1")
-    assert (status, [one["id"] for one in found]) == (0, ["dead-000001", "dead-000002"])
+    status, rows = cli("dead list mails --limit 2 --offset 1")
+    assert (status, [one["id"] for one in rows]) == (0, ["dead-000001", "dead-000002"])
     letter = ("attempts", 3, "ValueError: no", "dead-000001")
-    assert fields(found[0], "reason attempt error value") == letter
+    assert fields(rows[0], "reason attempt error value") == letter
     assert "ValueError: no" in cli.plain("dead list mails --limit 1")[1]
     bury_some(cli.url, partitions)
     act(
@@ -550,19 +550,19 @@ def test_dead_letters_are_grouped_and_chosen_by_cause_and_age(cli: Cli, partitio
         ("purge mails --older-than 1d --dry-run", 0, {"matched": 150, "dry_run": True}),
         ("redrive mails --older-than 365d", 0, {"redriven": 150}),
     )
-    _, found = cli("dead list mails --group-by reason")
-    assert [fields(one, "reason count") for one in found] == [("attempts", 135), ("No money", 15)]
-    assert found[0]["first_at"] <= found[0]["last_at"]
-    _, found = cli("dead list mails --group-by error --reason ATTEMPTS")
-    assert sum(one["count"] for one in found) == 135
-    assert {one["error"] for one in found} == {f"ValueError: user {n}" for n in range(3)}
-    _, found = cli("dead list mails --group-by type --limit 1 --offset 1")
-    assert [fields(one, "type count") for one in found] == [("No money", 15)]
-    _, found = cli("dead list mails --error 'user 2' --limit 3 --offset 2")
+    _, rows = cli("dead list mails --group-by reason")
+    assert [fields(one, "reason count") for one in rows] == [("attempts", 135), ("No money", 15)]
+    assert rows[0]["first_at"] <= rows[0]["last_at"]
+    _, rows = cli("dead list mails --group-by error --reason ATTEMPTS")
+    assert sum(one["count"] for one in rows) == 135
+    assert {one["error"] for one in rows} == {f"ValueError: user {n}" for n in range(3)}
+    _, rows = cli("dead list mails --group-by type --limit 1 --offset 1")
+    assert [fields(one, "type count") for one in rows] == [("No money", 15)]
+    _, rows = cli("dead list mails --error 'user 2' --limit 3 --offset 2")
     numbers = [n for n in range(150) if n % 10 and n % 3 == 2]
     if partitions == 1:
-        assert [one["value"] for one in found] == numbers[2:5]
-    assert {one["error"] for one in found} == {"ValueError: user 2"}
+        assert [one["value"] for one in rows] == numbers[2:5]
+    assert {one["error"] for one in rows} == {"ValueError: user 2"}
     assert "1 to 3 of more" in cli.plain("dead list mails --error 'user 2' --limit 3")[1]
     matched = {"matched": len(numbers), "dry_run": True}
     act(
@@ -595,8 +595,8 @@ def test_messages_are_found_by_what_they_contain(cli: Cli) -> None:
         ("mails --id b --state leased", ["busy"]),
         ("mails --group NANT-9", ["grouped"]),
     ):
-        status, (*found, figures) = cli(f"search {criteria}")
-        assert sorted(one["id"] for one in found) == names, criteria
+        status, (*rows, figures) = cli(f"search {criteria}")
+        assert sorted(one["id"] for one in rows) == names, criteria
         assert (status, figures["found"]) == (0 if names else 1, len(names))
         assert figures["next_offset"] is None
     assert len(cli("search delayed:closing --payload lovelace")[1]) == 3
@@ -611,8 +611,8 @@ def found_page_by_page(cli: Cli, line: str, scan: int) -> tuple[list[int], int]:
     offset: int | None = 0
     pages = 0
     while offset is not None:
-        _, (*found, figures) = cli(f"search {line} --offset {offset}")
-        values += [one["value"] for one in found]
+        _, (*rows, figures) = cli(f"search {line} --offset {offset}")
+        values += [one["value"] for one in rows]
         assert figures["searched"] <= scan
         offset, pages = figures["next_offset"], pages + 1
     return sorted(values), pages
@@ -732,9 +732,9 @@ def test_a_doctor_knows_what_a_user_lacks(
     assert rights["level"] == "wrong"
     assert "'dash' cannot act as consumer: lacks +" in rights["text"]
     assert rights["advice"] == "see: delayq acl consumer mails"
-    status, found = cli("doctor mails --role dashboard")
+    status, checks = cli("doctor mails --role dashboard")
     assert status == 0
-    assert SECRET not in json.dumps(found)
+    assert SECRET not in json.dumps(checks)
     # A user who may not even list keys is advised to name queues.
     assert cli.check("queues")["level"] == "note"
     # A queue that this user has no rights to.
@@ -886,11 +886,11 @@ def test_completion_is_empty_and_silent_while_the_server_is_away(
 def test_a_cluster_has_its_queues_on_all_masters(cluster: TestCluster, cli: Cli) -> None:
     cli.url = cluster.url
     seed(cluster.url)
-    status, found = cli("queues")
-    assert (status, [one["queue"] for one in found]) == (0, ["closing", "mails", "orders"])
-    assert fields(found[2], "partitions delayed") == (4, 40)
-    status, found = cli("doctor")
-    assert (status, sum(one["check"] == "version" for one in found)) == (0, 3), found
+    status, rows = cli("queues")
+    assert (status, [one["queue"] for one in rows]) == (0, ["closing", "mails", "orders"])
+    assert fields(rows[2], "partitions delayed") == (4, 40)
+    status, rows = cli("doctor")
+    assert (status, sum(one["check"] == "version" for one in rows)) == (0, 3), rows
     served = ("ok", "ok, 16,384 of 16,384 slots served by 3 masters")
     assert fields(cli.check("cluster"), "level text") == served
     assert cli("bench --partitions 3 --messages 200 --punctual 5")[0] == 0

@@ -50,11 +50,11 @@ class Case:
 def commands() -> dict[str, Any]:
     """Return every command of the application by its name."""
     application: Any = typer.main.get_command(app)
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, command in application.commands.items():
         below = getattr(command, "commands", {})
-        found |= {f"{name} {each}": below[each] for each in below} or {name: command}
-    return found
+        by_name |= {f"{name} {each}": below[each] for each in below} or {name: command}
+    return by_name
 
 
 # What each other command prints is read in test_cli.py, test_top.py and test_demo.py.
@@ -305,9 +305,9 @@ def test_ctrl_c_says_what_is_left(cli: Cli, sync_raw: Any, monkeypatch: pytest.M
         left = sync_raw.zcard(keys[0])
         assert (status, sync_raw.hlen(keys[1])) == (130, left), shown
         assert 0 < left < before
-        told = " ".join(shown.split()).replace(f"{left:,}", "LEFT")
-        assert "delayq: stopped: " in told
-        assert words in told
+        message = " ".join(shown.split()).replace(f"{left:,}", "LEFT")
+        assert "delayq: stopped: " in message
+        assert words in message
 
 
 # For other programs

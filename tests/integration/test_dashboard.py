@@ -413,14 +413,14 @@ async def test_options_that_cannot_be_are_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: Any
-    for options, said in (
+    for options, words in (
         ({"token": ""}, "16 characters"),
         ({"token": "x" * 15}, "16 characters"),
         ({"read_token": "short"}, "16 characters"),
         ({"token": TOKEN, "read_token": TOKEN}, "differ"),
         ({"token": TOKEN, "authenticate": fails}, "not both"),
     ):
-        with pytest.raises(delayq.ConfigurationError, match=said):
+        with pytest.raises(delayq.ConfigurationError, match=words):
             delayq.dashboard(client, **options)
     for queues in ("reliable:jobs", ["jobs"], ["a:jobs"], ["reliable:"], ["delayed:delayq:{x"]):
         with pytest.raises(ValueError, match=r"."):
@@ -693,12 +693,12 @@ async def test_dead_letters_are_redriven_and_purged(client: Client, admin: Brows
     for message in await jobs.claim(9):
         await message.ack()
     # Letters that came after a visitor had looked are left alone.
-    for do, said in (("purge", "2 dead letters dropped."), ("redrive", "1 message re-queued.")):
+    for do, notice in (("purge", "2 dead letters dropped."), ("redrive", "1 message re-queued.")):
         fields = form(await page(admin, DEAD), "until") | {"all": "1", "sure": "1", "do": do}
         await jobs.offer("x", id=do)
         await (await jobs.claim())[0].bury("too late")
         await send(admin, fields | {"until": "now"}, 400)
-        assert said in await send(admin, fields)
+        assert notice in await send(admin, fields)
         assert [letter.id for letter in await jobs.dead.list()] == [do]
     assert (await jobs.stats()).ready == 1
 
@@ -930,14 +930,14 @@ async def test_a_queue_deleted_meanwhile_is_reported_as_trouble(
     async def no_source(self: Any, kind: str, name: str) -> None: ...
 
     monkeypatch.setattr("delayq._dashboard.queues.Queues.source", no_source)
-    while isinstance(said := await viewer.said(), dict):
+    while isinstance(event := await viewer.said(), dict):
         pass
-    assert said.startswith("Queue not found.")
+    assert event.startswith("Queue not found.")
     # It comes back.
     monkeypatch.undo()
-    while isinstance(said := await viewer.said(), str):
+    while isinstance(event := await viewer.said(), str):
         pass
-    assert "Delayed 1 " in texts(" ".join(said.values()))
+    assert "Delayed 1 " in texts(" ".join(event.values()))
     await viewer.leave()
 
 

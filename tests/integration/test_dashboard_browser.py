@@ -112,12 +112,12 @@ def _click_through(address: str, browser: Seen) -> None:
         *(('[aria-label="Select bounce-2"]', None), ("Drop selected", "1 dead letter dropped.")),
         *(("bounce-3", "nobody@example.org"), ("Drop", "1 dead letter dropped.")),
     )
-    for name, verb, said in (
+    for name, verb, notice in (
         ("jobs", "Redrive all", "3 messages re-queued."),
         ("old", "Drop all", "3 dead letters dropped."),
     ):
         browser.follow((f"/dead?kind=reliable&name={name}", verb), (verb, "Nothing changed"))
-        browser.follow(('[name="sure"]', None), (verb, said))
+        browser.follow(('[name="sure"]', None), (verb, notice))
 
     browser.follow(
         *(("/queue?kind=delayed&name=orders:unpaid", "Due times"), ("tbody a", None)),

@@ -154,16 +154,16 @@ async def test_a_search_is_bounded_and_goes_on(
     await client.reliable_queue("parts", partitions=3).offer_many(offers)
     for name, times in (("&kind=reliable&name=one", 1), ("&kind=reliable&name=parts", 1), ("", 2)):
         seen: list[str] = []
-        told = [0]
+        counts = [0]
         async for shown in pages_of(reader, f"search?q=7{name}"):
             seen += names(shown)
             (number,) = re.findall(r"([0-9]+) messages searched so far", texts(shown))
-            told.append(int(number))
+            counts.append(int(number))
         assert sorted(seen) == [
             f"m{i:03}" for i in range(120) if "7" in str(i) for _ in range(times)
         ]
-        assert told[-1] == 120 * times
-        assert all(after - before <= 50 for before, after in pairwise(told))
+        assert counts[-1] == 120 * times
+        assert all(after - before <= 50 for before, after in pairwise(counts))
     # A whole id is found beyond the bounds.
     address = "search?kind=reliable&name=parts&id=m119"
     assert names(await page(reader, address)) == ["m119"]
@@ -203,8 +203,8 @@ def confirmation(shown: str) -> dict[str, str]:
     (fields,) = re.findall(
         r'<form method="post"[^>]*class="card actions">(.*?)</form>', shown, re.DOTALL
     )
-    found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', fields)
-    return {name: html.unescape(value) for name, value in found}
+    values = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', fields)
+    return {name: html.unescape(value) for name, value in values}
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
@@ -301,8 +301,8 @@ async def test_a_filter_of_dead_letters_is_bounded(
     seen = await on_all_pages(admin, f"{LETTERS}&error=odd", r"<code>([^<]+)</code></a>")
     assert len(seen) == len({*seen}) == 250
     fields = confirmation(await page(admin, f"{LETTERS}&error=odd&offset=225"))
-    said = await send(admin, fields | {"do": "purge_matching", "sure": "1"})
-    assert "250 dead letters dropped." in said
+    answer = await send(admin, fields | {"do": "purge_matching", "sure": "1"})
+    assert "250 dead letters dropped." in answer
 
 
 async def test_letters_are_read_even_without_time(
@@ -357,8 +357,8 @@ about = partial(pytest.approx, abs=60)
 async def expiry(browser: Browser) -> str:
     """Return when m0 expires, in minutes."""
     (address,) = [link for link in links(await page(browser, JOBS), "message?") if "m0" in link]
-    told, *_ = re.findall(r"Expires in (\d+ h \d+ min)", texts(await page(browser, address)))
-    return str(told)
+    duration, *_ = re.findall(r"Expires in (\d+ h \d+ min)", texts(await page(browser, address)))
+    return str(duration)
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
@@ -425,9 +425,9 @@ async def test_an_undo_that_fails_can_be_repeated_and_doubles_no_message(
     fields = form(shown) | {"do": "undo", "undo": field(shown, "undo")}
     assert told in texts(await send(admin, fields, 502))
     monkeypatch.undo()
-    said = await undo(admin, shown)
-    assert f"{250 - AT_A_TIME * bool(told)} messages are as before" in said
-    assert ("and perhaps more" in said) == bool(told)
+    answer = await undo(admin, shown)
+    assert f"{250 - AT_A_TIME * bool(told)} messages are as before" in answer
+    assert ("and perhaps more" in answer) == bool(told)
     assert await there(address) == [*range(250)]
 
 
@@ -758,12 +758,12 @@ async def test_a_schedule_is_paused_resumed_and_removed(
     assert "broken The record of this schedule cannot be read." in texts(shown)
     await raw.hdel(ReliableKeys.of("jobs").schedules, "broken")
     fields = form_about(shown, "schedule", "often")
-    for do, said, delayed in (
+    for do, notice, delayed in (
         ("pause_schedule", "Schedule paused.", 1),
         ("resume_schedule", "Schedule resumed.", 2),
         ("unschedule", "Schedule removed.", 1),
     ):
-        assert said in await send(admin, fields | {"do": do})
+        assert notice in await send(admin, fields | {"do": do})
         assert (await jobs.stats()).delayed == delayed
     assert await jobs.schedules() == []
     for do in ("pause_schedule", "resume_schedule", "unschedule", "run_schedule"):
@@ -775,8 +775,8 @@ async def test_a_schedule_is_paused_resumed_and_removed(
 
 def events(shown: str) -> list[str]:
     """Return the entries of the timeline on a page."""
-    (found,) = re.findall(r'<ol class="timeline">(.*?)</ol>', shown, re.DOTALL)
-    return [texts(each) for each in re.findall(r"<li.*?</li>", found, re.DOTALL)]
+    (timeline,) = re.findall(r'<ol class="timeline">(.*?)</ol>', shown, re.DOTALL)
+    return [texts(each) for each in re.findall(r"<li.*?</li>", timeline, re.DOTALL)]
 
 
 async def test_a_timeline_has_each_recorded_attempt(client: Client, reader: Browser) -> None:
@@ -816,8 +816,8 @@ async def test_a_message_is_added_with_all_options(client: Client, admin: Browse
     shown = await page(admin, ENQUEUE)
     fields = new_message(shown, headers="trace=a=b\r\n tenant=é", **options)
     shown = texts(await send(admin, fields))
-    for told in ("mine delayed", "Expires in 2 d 23 h", "Due in 1 h 59 min", "Max attempts 4"):
-        assert told in shown
+    for detail in ("mine delayed", "Expires in 2 d 23 h", "Due in 1 h 59 min", "Max attempts 4"):
+        assert detail in shown
     message = await jobs.get("mine")
     assert message is not None
     assert (message.value, message.group, message.priority) == ({"to": "é"}, "g 1", 7)

@@ -190,12 +190,12 @@ def descendants(pid: int) -> dict[int, str]:
             parents[one] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             command_line = (folder / "cmdline").read_bytes().decode(errors="replace")
             commands[one] = command_line.replace("\0", " ")
-    found: dict[int, str] = {}
+    command_lines: dict[int, str] = {}
     wanted = {pid}
     while wanted:
         wanted = {child for child, parent in parents.items() if parent in wanted}
-        found |= {child: commands.get(child, "") for child in wanted}
-    return found
+        command_lines |= {child: commands.get(child, "") for child in wanted}
+    return command_lines
 
 
 def alive(pid: int) -> bool:

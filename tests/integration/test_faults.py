@@ -224,8 +224,8 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
         await queue.offer_many([(i, 0) for i in range(10)])
         faults.fail(GIVE_BACK, fault)
         await take_three(queue)
-    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert said == [f"queue 'orders': 2 messages were taken and {words}: planned"]
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == [f"queue 'orders': 2 messages were taken and {words}: planned"]
     async with delayq.connect(server.url) as client:
         assert await client.delayed_queue("orders").ready.size() == (5 if fault == "unsent" else 7)
 

@@ -48,11 +48,11 @@ def calls(faults: Faults) -> int:
 
 async def one_by_one(queue: ReliableQueue[int]) -> list[int]:
     """Claim and acknowledge every due message, one at a time."""
-    found = []
+    claimed_values = []
     while messages := await queue.claim():
-        found.append(messages[0].value)
+        claimed_values.append(messages[0].value)
         await messages[0].ack()
-    return found
+    return claimed_values
 
 
 async def test_a_message_knows_its_group(client: Client) -> None:

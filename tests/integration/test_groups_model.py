@@ -616,9 +616,9 @@ class GroupsMachine(RuleBasedStateMachine):
             return
         assert (group in stored.turns) == (turn is not None), group
         if turn is not None:
-            told = stored.turns[group]
-            assert (told <= 0) == (turn <= model.now)
-            assert turn <= model.now or hours(told) == turn - model.now
+            stored_turn = stored.turns[group]
+            assert (stored_turn <= 0) == (turn <= model.now)
+            assert turn <= model.now or hours(stored_turn) == turn - model.now
         suspects = [each for each in model.of(group) if each.suspect]
         assert (group in stored.trials) == (bool(suspects) and group not in model.asleep)
         if suspects and group not in model.asleep:

@@ -169,8 +169,8 @@ class Crowd:
         """Return how many clients hear what is published."""
         keys = self.kind.keys(self.queues[0])
         channel = keys.wake if self.kind.reliable else keys.turns
-        found: int = dict(await raw.pubsub_numsub(channel))[channel.encode()]
-        return found
+        listener_count: int = dict(await raw.pubsub_numsub(channel))[channel.encode()]
+        return listener_count
 
     async def offer(self, delays: dict[int, float], by: Any = None) -> None:
         # A lower bound for the due times: read before the offer, from the server's own clock.

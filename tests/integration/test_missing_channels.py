@@ -146,7 +146,7 @@ async def test_a_reliable_queue_does_all_its_work(
     await queue.schedule("often", every=0.02, value=1)
     await (await claim_one(queue, wait=5)).ack()
     assert await queue.unschedule("often")
-    told = [line for line in caplog.messages if "no permission to PUBLISH" in line]
+    warnings = [line for line in caplog.messages if "no permission to PUBLISH" in line]
     # Once by the call that offers, once by the call that claims.
-    assert len(told) <= 2
-    assert any(repr(NAME) in line for line in told)
+    assert len(warnings) <= 2
+    assert any(repr(NAME) in line for line in warnings)

@@ -41,10 +41,10 @@ async def test_a_doctor_finds_mapped_queues_that_are_stuck(server: PrivateServer
         await jobs.pause()
         orders: DelayedQueue[int] = client.delayed_queue("orders")
         await orders.offer(1, 60)
-        found = {each.check: each async for each in diagnose(client, overdue=0)}
-        assert found["reliable prod:jobs"].level == "wrong"
-        assert "3 ready" in found["reliable prod:jobs"].text
-        assert "1 delayed" in found["delayed prod:orders"].text
+        checks = {each.check: each async for each in diagnose(client, overdue=0)}
+        assert checks["reliable prod:jobs"].level == "wrong"
+        assert "3 ready" in checks["reliable prod:jobs"].text
+        assert "1 delayed" in checks["delayed prod:orders"].text
 
 
 async def test_a_mapped_name_must_be_a_good_one(server: PrivateServer) -> None:

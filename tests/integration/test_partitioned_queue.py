@@ -345,11 +345,11 @@ async def test_dead_letters_are_of_all_partitions(jobs: ReliableQueue[int]) -> N
     letters = await jobs.dead.list(limit=20)
     assert [letter.died_at for letter in letters] == sorted(letter.died_at for letter in letters)
     assert len(await jobs.dead.list(offset=18, limit=5)) == 2
-    told: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     assert (
-        await jobs.dead.redrive(["m1", "m2", "m3"], progress=lambda *step: told.append(step)) == 3
+        await jobs.dead.redrive(["m1", "m2", "m3"], progress=lambda *step: steps.append(step)) == 3
     )
-    assert told[-1] == (3, 3)
+    assert steps[-1] == (3, 3)
     assert await jobs.dead.purge(["m4", "m5"]) == 2
     assert await jobs.dead.redrive() == 15
     assert sorted(await handled(jobs, 18)) == [n for n in range(20) if n not in (4, 5)]

@@ -154,12 +154,12 @@ class Record:
         """Return the attempts of a message, with None as the error of one that was lost."""
         if self.value != value:
             return []
-        found: list[tuple[int, str | None]] = []
+        attempts: list[tuple[int, str | None]] = []
         for number, error in self.attempts:
-            last = found[-1][0] if found else number
-            found += [(lost, None) for lost in range(last + 1, number)]
-            found.append((number, error))
-        return found
+            last = attempts[-1][0] if attempts else number
+            attempts += [(lost, None) for lost in range(last + 1, number)]
+            attempts.append((number, error))
+        return attempts
 
 
 @dataclass
@@ -276,12 +276,12 @@ class Model:
         return True
 
     def find_suspect(self, ready: list[Live]) -> Live | None:
-        found: Live | None = None
+        suspect: Live | None = None
         for message in ready:
-            is_next = found is None or message.priority > found.priority
+            is_next = suspect is None or message.priority > suspect.priority
             if message.suspect and is_next and not self.drops(message):
-                found = message
-        return found
+                suspect = message
+        return suspect
 
     def line_up_lost(self) -> None:
         for message in self.live.values():
@@ -389,9 +389,9 @@ class Model:
         self.records = dict(fresh[-int(self.kind.get("max_kept", 1000)) :])
 
     def fresh_record(self, key: str) -> Record | None:
-        found = self.records.get(key)
+        record = self.records.get(key)
         keep = self.hours("keep")
-        return None if found is None or found.changed[0] + keep <= self.now else found
+        return None if record is None or record.changed[0] + keep <= self.now else record
 
     def dies(self, key: str) -> Live | None:
         """Return the message that is to become a dead letter because it has expired."""
@@ -1102,20 +1102,20 @@ class ReliableMachine(RuleBasedStateMachine):
             return
         for key in (each for each in ids if "\0" not in each):
             assert await told(queue.result(key, 0)) == model.result(key)
-            found, expected = await queue.history(key), model.history(key)
-            assert (found is None) == (expected is None)
-            if found is None or expected is None:
+            history, expected = await queue.history(key), model.history(key)
+            assert (history is None) == (expected is None)
+            if history is None or expected is None:
                 continue
             attempts = [
                 (attempt.number, None if attempt.started_at is None else attempt.error)
-                for attempt in found.attempts
+                for attempt in history.attempts
             ]
             now = await self.server_now()
             offered, finished = (
                 None if moment is None else model.now + round((moment - now).total_seconds() / HOUR)
-                for moment in (found.offered_at, found.finished_at)
+                for moment in (history.offered_at, history.finished_at)
             )
-            facts = (found.state, offered, finished, attempts, found.result, found.error)
+            facts = (history.state, offered, finished, attempts, history.result, history.error)
             assert facts == expected
 
     async def compare_waits(self) -> None:

@@ -507,8 +507,8 @@ async def test_every_message_of_a_batch_has_its_own_result(
                 *(queue.result(f"{n}", WITHIN) for n in range(first, first + 5))
             )
             assert results == {0: [0, 2, 4, 6, 8], 15: [None, 1, 2, 3, 4]}.get(first, [None] * 5)
-    (said,) = [message for message in caplog.messages if "no results are stored" in message]
-    assert "a batch of 5 messages returned a int" in said
+    (warning,) = [message for message in caplog.messages if "no results are stored" in message]
+    assert "a batch of 5 messages returned a int" in warning
 
 
 async def test_a_task_returns_its_result_with_its_type(client: Client) -> None:

@@ -243,25 +243,25 @@ async def places(raw: Any) -> Counter[bytes]:
     Also the messages of a delayed queue that are only in its ordered list, where nothing finds
     them, below a name of their own.
     """
-    found: Counter[bytes] = Counter()
+    counts: Counter[bytes] = Counter()
     pending = await raw.zrange(DELAYED.timeout, 0, -1)
-    found.update(payload_of(record) or record for record in pending)
-    found.update(await raw.lrange(DELAYED.ready, 0, -1))
-    found.update(payload_of(each) or each for each in await raw.lrange(DELAYED.quarantine, 0, -1))
+    counts.update(payload_of(record) or record for record in pending)
+    counts.update(await raw.lrange(DELAYED.ready, 0, -1))
+    counts.update(payload_of(each) or each for each in await raw.lrange(DELAYED.quarantine, 0, -1))
     stray = Counter(await raw.lrange(DELAYED.ordered, 0, -1)) - Counter(pending)
-    found.update(b"stray " + record for record in stray.elements())
+    counts.update(b"stray " + record for record in stray.elements())
     for token in await raw.zrange(DELAYED.leases, 0, -1):
         content = await raw.hget(DELAYED.leased, token)
         parts = [content] if token[-4:-3] == b":" else unpacked(content or b"")
         if token.endswith(b":pending"):
             parts = [payload_of(record) or record for record in parts[2::2]]
-        found.update(part for part in parts if part is not None)
+        counts.update(part for part in parts if part is not None)
     bodies = await raw.hkeys(RELIABLE.named("bodies"))
     for key in (*RELIABLE.waiting, RELIABLE.leased, RELIABLE.named("grouped")):
         # Any other is dropped by the next claim.
-        found.update(each for each in await raw.zrange(key, 0, -1) if each in bodies)
-    found.update(each for each in await raw.zrange(RELIABLE.dead, 0, -1))
-    return found
+        counts.update(each for each in await raw.zrange(key, 0, -1) if each in bodies)
+    counts.update(each for each in await raw.zrange(RELIABLE.dead, 0, -1))
+    return counts
 
 
 def unpacked(content: bytes) -> list[bytes]:

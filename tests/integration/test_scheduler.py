@@ -257,27 +257,27 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
         await scheduler.run_once()
         before = calls.round_trips
         with monkeypatch.context() as patch:
-            found: dict[str, int] = {}
+            due_of: dict[str, int] = {}
             # How many queues were looked at when other tasks had their turns.
             turns = {0}
 
             async def take_turns() -> None:
                 while True:
-                    turns.add(len(found))
+                    turns.add(len(due_of))
                     await asyncio.sleep(0)
 
             other = asyncio.create_task(take_turns())
             for queue in scheduler.queues:
-                note = lambda due_us, _ready, name=queue.name: found.update({name: due_us})
+                note = lambda due_us, _ready, name=queue.name: due_of.update({name: due_us})
                 patch.setattr(queue, "resynced", note)
             await scheduler.run_once()
             other.cancel()
             assert turns >= {0, 20, 40, 60, 80}
             assert calls.round_trips == before + 1
-            assert len(found) == 100
-            assert [name for name, due_us in found.items() if due_us != -1] == ["orders 70"]
+            assert len(due_of) == 100
+            assert [name for name, due_us in due_of.items() if due_us != -1] == ["orders 70"]
             # If that fails, as it does after a restart, each part is requested separately.
             server.call("SCRIPT", "FLUSH")
-            found.clear()
+            due_of.clear()
             await scheduler.run_once()
-            assert len(found) == 100
+            assert len(due_of) == 100

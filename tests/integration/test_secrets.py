@@ -40,22 +40,22 @@ def is_told(text: str) -> bool:
 
 def chain(error: BaseException | None) -> set[BaseException]:
     """Return an error and everything that led to it."""
-    found: set[BaseException] = set()
+    errors: set[BaseException] = set()
     waiting = [error]
     while waiting:
         one = waiting.pop()
-        if one is not None and one not in found:
-            found.add(one)
+        if one is not None and one not in errors:
+            errors.add(one)
             waiting += [one.__cause__, one.__context__]
             if isinstance(one, BaseExceptionGroup):
                 waiting += one.exceptions
-    return found
+    return errors
 
 
 def words(error: BaseException) -> str:
-    said = [f"{one!s} {one!r} {getattr(one, '__notes__', '')}" for one in chain(error)]
+    texts = [f"{one!s} {one!r} {getattr(one, '__notes__', '')}" for one in chain(error)]
     # As it appears in a log, except for the lines of this file, which may contain the secret.
-    return "\n".join([*said, *traceback.format_exception_only(error)])
+    return "\n".join([*texts, *traceback.format_exception_only(error)])
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ def _no_log_tells(caplog: pytest.LogCaptureFixture) -> Any:
 def check_reprs() -> None:
     """Check each object of a delayq class, public or not: any of them may end up in a log."""
     gc.collect()
-    found = set()
+    class_names = set()
     for item in gc.get_objects():
         # The types of some libraries have a property of that name.
         module = type(item).__module__
@@ -104,9 +104,9 @@ def check_reprs() -> None:
             continue
         with suppress(ReferenceError, AttributeError):
             text = repr(item)
-            found.add(type(item).__name__)
+            class_names.add(type(item).__name__)
             assert not is_told(text), (type(item), text[:500])
-    assert found
+    assert class_names
 
 
 def address(server: PrivateServer) -> str:

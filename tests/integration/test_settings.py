@@ -45,8 +45,8 @@ async def other(server: PrivateServer) -> AsyncIterator[Client]:
 
 
 async def epoch(raw: Any) -> bytes | None:
-    found: bytes | None = await raw.hget(KEYS.settings, "epoch")
-    return found
+    epoch: bytes | None = await raw.hget(KEYS.settings, "epoch")
+    return epoch
 
 
 async def offer(raw: Any, script: Script, number: int, *message: str | bytes | int) -> Any:
@@ -125,8 +125,10 @@ class TestDeclaring:
                     await producer.reliable_queue("jobs", **settings).offer(1, group="g")
                 count = len(handled)
                 await until(lambda: len(handled) > count)
-                said = [record.getMessage() for record in caplog.records if record.levelno >= 30]
-                assert sorted(line.partition("configure jobs --")[2] for line in said) == [
+                warnings = [
+                    record.getMessage() for record in caplog.records if record.levelno >= 30
+                ]
+                assert sorted(line.partition("configure jobs --")[2] for line in warnings) == [
                     *commands
                 ]
                 yield

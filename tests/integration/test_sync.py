@@ -444,8 +444,8 @@ atexit.register(offer)
 
 
 def test_a_thread_that_did_not_start_is_tried_again(server: PrivateServer) -> None:
-    told, ready = exits(NO_THREAD, server).splitlines()
-    assert "can't start new thread. Nothing was done; try again" in told
+    explanation, ready = exits(NO_THREAD, server).splitlines()
+    assert "can't start new thread. Nothing was done; try again" in explanation
     assert ready == "1"
 
 

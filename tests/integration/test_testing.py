@@ -359,11 +359,11 @@ def test_the_fixtures_work_with_both_plugins(tmp_path: Path, plugin: str, way: s
         tests = tests.replace("async def", f"@pytest.mark.{plugin}\nasync def")
     else:
         options += ["-o", f"{plugin}_mode=auto"]
-    said = run_pytest(tmp_path, tests, *options)
-    assert "2 passed" in said, said
+    output = run_pytest(tmp_path, tests, *options)
+    assert "2 passed" in output, output
 
 
 @pytest.mark.gate
 def test_without_a_plugin_for_async_tests_the_fixture_says_so(tmp_path: Path) -> None:
-    said = run_pytest(tmp_path, "def test_it(delayq_client): pass\n", "-p", "no:asyncio")
-    assert "delayq_client works only in async tests" in said
+    output = run_pytest(tmp_path, "def test_it(delayq_client): pass\n", "-p", "no:asyncio")
+    assert "delayq_client works only in async tests" in output

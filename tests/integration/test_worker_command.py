@@ -233,8 +233,8 @@ async def test_a_process_that_dies_is_replaced(own_server: PrivateServer, app: P
         assert log[0][0] != log[-1][0]
         status, errors = await it.end(signal.SIGTERM)
         assert status == 0
-        told = r"^delayq: process 1 exited with status 9; restarting it in 0\.\d s$"
-        assert re.search(told, errors, re.MULTILINE)
+        restart_line = r"^delayq: process 1 exited with status 9; restarting it in 0\.\d s$"
+        assert re.search(restart_line, errors, re.MULTILINE)
 
 
 @pytest.mark.gate

@@ -48,8 +48,8 @@ READY = ("ready", 0)
 
 async def attempts(queue: Jobs, *ids: str) -> dict[str, tuple[str, int]]:
     """Return the state of each message, and how many attempts it has used."""
-    found = [await queue.get(id_) for id_ in ids]
-    return {message.id: (message.state, message.attempt) for message in found if message}
+    stored_messages = [await queue.get(id_) for id_ in ids]
+    return {message.id: (message.state, message.attempt) for message in stored_messages if message}
 
 
 async def begin(
@@ -222,24 +222,24 @@ async def test_a_signal_stops_all_workers_of_the_process(client: Client) -> None
 
 
 def test_a_worker_whose_loop_was_closed_takes_no_signals() -> None:
-    own, told = signal.getsignal(signal.SIGTERM), list[str]()
+    own, callers = signal.getsignal(signal.SIGTERM), list[str]()
     dead, loop = asyncio.new_event_loop(), asyncio.new_event_loop()
 
     async def enter() -> AbstractContextManager[None]:
-        handled = signals_handled(partial(told.append, "dead"))
+        handled = signals_handled(partial(callers.append, "dead"))
         handled.__enter__()
         return handled
 
     async def handle_one() -> None:
-        with signals_handled(partial(told.append, "alive")):
+        with signals_handled(partial(callers.append, "alive")):
             os.kill(os.getpid(), signal.SIGTERM)
-            await until(lambda: bool(told))
+            await until(lambda: bool(callers))
 
     left = dead.run_until_complete(enter())
     dead.close()
     loop.run_until_complete(handle_one())
     loop.close()
-    assert told == ["alive"]
+    assert callers == ["alive"]
     assert signal.getsignal(signal.SIGTERM) is own
     left.__exit__(None, None, None)
     assert signal.getsignal(signal.SIGTERM) is own

@@ -44,14 +44,14 @@ async def quick(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Async
 
 async def listed(client: Client, count: int = 1, name: str | None = "jobs") -> list[WorkerInfo]:
     """Wait until there are ``count`` workers, and return them."""
-    found: list[WorkerInfo] = []
+    workers: list[WorkerInfo] = []
 
     async def are_there() -> bool:
-        found[:] = await list_workers(client, name)
-        return len(found) == count
+        workers[:] = await list_workers(client, name)
+        return len(workers) == count
 
     await until(are_there)
-    return found
+    return workers
 
 
 @pytest.mark.every_server
@@ -73,8 +73,8 @@ async def test_a_worker_shows_what_it_handles(client: Client, quick: Client, raw
         await begun.wait()
 
         async def running() -> int:
-            (found,) = await list_workers(client, "jobs")
-            return found.running
+            (worker_info,) = await list_workers(client, "jobs")
+            return worker_info.running
 
         await until(running, equals=1)
         (busy,) = await list_workers(client, "jobs")
@@ -107,8 +107,8 @@ async def test_a_doctor_shows_what_workers_declare_and_the_server_does_not_have(
     assert worker.declared == {"max_size": "500"}
 
     async def differences() -> list[tuple[str, str]]:
-        found = [each async for each in diagnose(client) if each.check == "reliable jobs"]
-        return [(each.text, each.advice) for each in found[1:]]
+        checks = [each async for each in diagnose(client) if each.check == "reliable jobs"]
+        return [(each.text, each.advice) for each in checks[1:]]
 
     (text, advice) = (await differences())[0]
     assert text.startswith("max_size is 1000 on the server, and 500 in the code of ")
@@ -137,8 +137,8 @@ asyncio.run(main())
 """
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         try:
-            (found,) = await listed(client)
-            assert found.pid == process.pid
+            (worker_info,) = await listed(client)
+            assert worker_info.pid == process.pid
         finally:
             process.kill()
     await listed(client, 0)
@@ -161,8 +161,8 @@ async def test_entries_of_the_dead_are_removed(quick: Client, raw: Any) -> None:
 async def test_all_queues_are_listed_by_process(client: Client, quick: Client) -> None:
     names = ["b{}", "a", "x:workers"]
     taking = [asyncio.create_task(quick.reliable_queue(n).claim(wait=3600)) for n in names]
-    found = await listed(client, 3, name=None)
-    assert [each.queue for each in found] == sorted(names)
+    workers = await listed(client, 3, name=None)
+    assert [each.queue for each in workers] == sorted(names)
     for task in taking:
         task.cancel()
 
@@ -181,8 +181,8 @@ async def test_a_report_that_fails_is_repeated(
 ) -> None:
     faults.fail(REGISTER, fault, times=2)
     taking = asyncio.create_task(quick.reliable_queue("jobs").claim(wait=3600))
-    (found,) = await listed(client)
-    assert found.slots == 0
+    (worker_info,) = await listed(client)
+    assert worker_info.slots == 0
     await until(lambda: faults.calls.count(REGISTER.name) > 2)
     taking.cancel()
     await listed(client, 0)

@@ -57,8 +57,10 @@ async def test_java_and_python_both_get_a_share_of_the_messages(
     await live.drained()
     log.check()
     assert 0 < to_python < count
-    told = f"one loop in Python beside {threads} in Java took {to_python / count:.0%} of {count:,}"
-    report.LINES[f"{live.redisson}: with {pause_ms} ms for each message, {told}"] = None
+    summary = (
+        f"one loop in Python beside {threads} in Java took {to_python / count:.0%} of {count:,}"
+    )
+    report.LINES[f"{live.redisson}: with {pause_ms} ms for each message, {summary}"] = None
 
 
 @with_newest
@@ -76,5 +78,5 @@ async def test_java_alone_loses_what_it_pops_for_a_connection_that_is_killed(liv
     await java.stop()
     log.came_to_java(*await asyncio.gather(*takes))
     await java.detach()
-    told = f"alone: {KILLS} times cut, it lost {len(log.missing())} of {count:,}"
-    report.LINES[f"{live.redisson} {told}"] = None
+    summary = f"alone: {KILLS} times cut, it lost {len(log.missing())} of {count:,}"
+    report.LINES[f"{live.redisson} {summary}"] = None

@@ -87,13 +87,13 @@ def test_a_new_interpreter_loads_only_what_is_asked_for_and_in_any_order(
 
     Modules that import one another could depend on which comes first: each is tried as the first.
     """
-    told = json.loads(output_of("-c", STARTED.replace("%s", repr(names))))
-    own = {name for name in told["alone"] if name.startswith("delayq")}
+    modules = json.loads(output_of("-c", STARTED.replace("%s", repr(names))))
+    own = {name for name in modules["alone"] if name.startswith("delayq")}
     assert own == {"delayq", "delayq._on_demand", "delayq.errors"}
-    assert not {*told["alone"]} & (HEAVY | {"ssl"})
-    assert not {*told["with tasks"]} & (EXTRAS | {"anyio", "asyncio", "logging", "ssl"})
-    assert not {*told["with a client"]} & (EXTRAS | SELDOM_NEEDED)
-    assert {*delayq.__all__, *MODULES} <= {*told["shown"]}
+    assert not {*modules["alone"]} & (HEAVY | {"ssl"})
+    assert not {*modules["with tasks"]} & (EXTRAS | {"anyio", "asyncio", "logging", "ssl"})
+    assert not {*modules["with a client"]} & (EXTRAS | SELDOM_NEEDED)
+    assert {*delayq.__all__, *MODULES} <= {*modules["shown"]}
     assert delayq.__version__ == metadata.version("delayq")
 
 
@@ -111,6 +111,6 @@ def test_a_module_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPat
 def test_the_source_of_every_public_name_can_be_found() -> None:
     """Tools that show a class or its documentation look for it where it says that it is."""
     for name in delayq.__all__:
-        found = getattr(delayq, name)
-        assert re.search(rf"(class|def) {name}\b", inspect.getsource(found)), name
-        assert Path(inspect.getfile(found)) != Path(delayq.__file__), name
+        public_object = getattr(delayq, name)
+        assert re.search(rf"(class|def) {name}\b", inspect.getsource(public_object)), name
+        assert Path(inspect.getfile(public_object)) != Path(delayq.__file__), name

@@ -88,10 +88,10 @@ def keys_of(kind: str, name: str) -> list[str]:
 def patterns_of(kind: str, name: str, *, prefix: bool = False) -> list[str]:
     """Return the patterns of keys and channels in the rules of all roles, if there are rules."""
     try:
-        found = [rule for role in ROLES for rule in rules(kind, role, name, prefix=prefix)]
+        all_rules = [rule for role in ROLES for rule in rules(kind, role, name, prefix=prefix)]
     except BadName:
         return []
-    return list(dict.fromkeys(rule[1:] for rule in found if rule[0] in "~&"))
+    return list(dict.fromkeys(rule[1:] for rule in all_rules if rule[0] in "~&"))
 
 
 @given(names, names)

@@ -41,13 +41,13 @@ def test_every_key_of_a_delayed_queue_names_the_queue(name: str) -> None:
     except BadName:
         assume(False)
     for key in (keys.timeout, keys.ordered, keys.quarantine, keys.leases):
-        found = queue_of(key)
-        assert found is not None
-        assert found == known_queue(key)
-        kind, told, partition = found
+        queue = queue_of(key)
+        assert queue is not None
+        assert queue == known_queue(key)
+        kind, queue_name, partition = queue
         assert (kind, partition) == ("delayed", 0)
         # "a" and "{a}" have the same keys.
-        assert DelayedKeys.of(told).timeout == keys.timeout
+        assert DelayedKeys.of(queue_name).timeout == keys.timeout
         assert matches(key)
 
 

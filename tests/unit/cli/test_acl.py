@@ -17,15 +17,17 @@ def test_the_acl_command_prints_rules_on_one_line(capsys: pytest.CaptureFixture[
         (printed,) = capsys.readouterr().out.splitlines()
         return printed.split()
 
-    found = rules("consumer mails reliable:jobs delayed:orders")
-    assert found == [*acl_rules("consumer", delayed=["orders"], reliable=["mails", "jobs"])]
-    found = rules("dashboard shop: --prefix --database 3")
-    assert {"~delayq:{shop:*}:waiting", "&delayq:{shop:*}:settings", "+select"} <= {*found}
-    found = rules("producer mails --partitions 16 --servers cluster --durability replicas:2")
+    printed_rules = rules("consumer mails reliable:jobs delayed:orders")
+    assert printed_rules == [*acl_rules("consumer", delayed=["orders"], reliable=["mails", "jobs"])]
+    printed_rules = rules("dashboard shop: --prefix --database 3")
+    assert {"~delayq:{shop:*}:waiting", "&delayq:{shop:*}:settings", "+select"} <= {*printed_rules}
+    printed_rules = rules(
+        "producer mails --partitions 16 --servers cluster --durability replicas:2"
+    )
     # The first partition has the queue's own keys.
     keys = {"~delayq:{mails}:waiting", "~delayq:part:{[0-9]:???:mails}:waiting"}
     keys |= {"~delayq:part:{[0-9][0-9]:???:mails}:waiting"}
-    assert {"+cluster|slots", "+asking", "+wait", *keys} <= {*found}
+    assert {"+cluster|slots", "+asking", "+wait", *keys} <= {*printed_rules}
     assert "+waitaof" in rules("producer mails --servers sentinel --durability fsync")
 
 

@@ -382,13 +382,13 @@ class Shop(Driver):
     def move(self, client: str) -> tuple[bool, int]:
         """Move due messages and tell the others. Return if there were any, and the next moment."""
         left = [due for due in self.dues if due > us(self.now)]
-        found, self.dues = len(left) < len(self.dues), left
+        is_due, self.dues = len(left) < len(self.dues), left
         following = min(left, default=-1)
-        if found:
+        if is_due:
             self.channel.append(
                 TransferNotice(following, us(self.now), client, wants_messages=True)
             )
-        return found, following
+        return is_due, following
 
     def calls(self) -> None:
         if self.requested and self.reply is None:

@@ -67,9 +67,9 @@ async def test_a_server_that_was_slow_may_answer_first(
         await until(lambda: len(servers.asked) == 2)
         for name in names:
             servers.gates[name].set()
-        found = await asking
+        answer = await asking
         await asyncio.sleep(0)
-        assert {found, *unused} == {*names}
+        assert {answer, *unused} == {*names}
 
 
 async def test_a_call_is_refused_only_if_every_server_refuses(servers: Servers) -> None:

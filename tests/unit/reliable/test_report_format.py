@@ -73,9 +73,9 @@ def test_a_written_report_is_read_back() -> None:
 
 def test_an_unreadable_report_counts_as_nothing() -> None:
     for stored in (b"498737", b"498737 ", b"498737 \xff=1 z=9 o=x =3 q7=1"):
-        found = activity_of("h", stored)
-        assert (found.seconds, found.start) == (3600, datetime(2026, 11, 23, 17, tzinfo=UTC))
-        assert (found.offered, found.lateness.count) == (0, 0), stored
+        activity = activity_of("h", stored)
+        assert (activity.seconds, activity.start) == (3600, datetime(2026, 11, 23, 17, tzinfo=UTC))
+        assert (activity.offered, activity.lateness.count) == (0, 0), stored
 
 
 def test_activities_add_up() -> None:

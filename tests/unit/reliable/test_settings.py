@@ -28,8 +28,8 @@ def test_settings_of_a_handle_are_declared_as_the_server_stores_them() -> None:
     assert Settings().declared() == {}
     periods = dict.fromkeys(("dedup_window", "keep", "keep_dead"), timedelta(minutes=1))
     numbers = {"partitions": 8, "max_size": 1000, "max_kept": 9, "max_dead": 10}
-    said = Settings(expired="dead", **periods, **numbers)  # type: ignore[arg-type]
-    assert said.declared() == {
+    settings = Settings(expired="dead", **periods, **numbers)  # type: ignore[arg-type]
+    assert settings.declared() == {
         "expired": "dead",
         **dict.fromkeys(periods, "60000000"),
         **{name: str(number) for name, number in numbers.items()},

@@ -33,7 +33,7 @@ MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 
 
 def values(field: str, low: int, high: int) -> set[int]:
-    found: set[int] = set()
+    moments: set[int] = set()
     for part in field.split(","):
         span, _, step = part.partition("/")
         if span == "*":
@@ -43,8 +43,8 @@ def values(field: str, low: int, high: int) -> set[int]:
                 int(end)
                 for end in (span.split("-") if "-" in span else (span, high if step else span))
             )
-        found |= set(range(first, last + 1, int(step or 1)))
-    return found
+        moments |= set(range(first, last + 1, int(step or 1)))
+    return moments
 
 
 class Model:
