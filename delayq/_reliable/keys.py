@@ -32,7 +32,7 @@ MESSAGES = (
     "errors",
     "priorities",
     "places",
-    "lines",
+    "group_members",
     "grouped",
     "turns",
     "trials",
@@ -50,7 +50,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|places|lines|grouped|turns|trials|starts|expiring|done|moments"
+    r"|places|group_members|grouped|turns|trials|starts|expiring|done|moments"
     r"|dead|dead:messages|paused|stopping|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)

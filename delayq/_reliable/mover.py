@@ -401,7 +401,7 @@ class _Source:
                     _by_content(lambda entry: move.of_name(_group_of(entry[1]))),
                     drop=False,
                 ),
-                self._members("lines", self._of_groups),
+                self._members("group_members", self._of_groups),
                 self._members("starts", self._of_groups, self._partition.starts_of_groups),
                 self._members("recorded", self._of_messages),
                 self._members("awaited", self._of_messages),
@@ -492,7 +492,7 @@ class _Source:
         await self._move.send_letters(letters)
         lines = [place + name for place, name in zip(values[3], ids, strict=True) if place]
         if lines:
-            await partition.drop_members("lines", lines)
+            await partition.drop_members("group_members", lines)
         sets = ("expiring", "leased", "grouped", *MESSAGES[:PRIORITIES])
         await _gather(partition.drop_members(name, ids) for name in sets)
         await _gather(partition.drop_fields(name, ids) for name in (*_FACTS, "places"))

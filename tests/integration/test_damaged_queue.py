@@ -164,7 +164,7 @@ async def test_an_unreadable_body_can_die_and_be_listed(jobs: Jobs, raw: Any) ->
     assert await jobs.dead.redrive() == 0
 
 
-EVICTED = ("turns", "lines", "places", "lines places", "turns places")
+EVICTED = ("turns", "group_members", "places", "group_members places", "turns places")
 
 
 async def test_a_worker_puts_back_what_waits_after_the_server_has_evicted_keys(
@@ -207,12 +207,12 @@ async def test_nothing_is_missing_of_a_cancelled_message_and_of_a_queue_that_is_
     await jobs.offer(2, delay=3600)
     assert not await missing_keys(client, "jobs")
     await jobs.offer(3, group="h")
-    await raw.delete("delayq:{jobs}:lines")
+    await raw.delete("delayq:{jobs}:group_members")
     await raw.hset("delayq:{jobs}:settings", "partitions", "1?")
     assert not await missing_keys(client, "jobs")
     (store,) = await ReliableInspector.of(client, "jobs").all_stores()
     await store.mend()
-    assert not await raw.exists("delayq:{jobs}:lines")
+    assert not await raw.exists("delayq:{jobs}:group_members")
     await raw.hset("delayq:{jobs}:settings", "partitions", "1")
     assert await missing_keys(client, "jobs")
 

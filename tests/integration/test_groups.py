@@ -220,8 +220,8 @@ async def test_a_message_whose_moment_cannot_be_read_is_due(client: Client, raw:
     place = await raw.hget(keys.named("places"), "x")
     damaged = place[:3] + b"?" * 19
     await raw.hset(keys.named("places"), "x", damaged)
-    await raw.zrem(keys.named("lines"), place + b"x")
-    await raw.zadd(keys.named("lines"), {damaged + b"x": 0})
+    await raw.zrem(keys.named("group_members"), place + b"x")
+    await raw.zadd(keys.named("group_members"), {damaged + b"x": 0})
     assert await one_by_one(jobs) == [1]
 
 
@@ -366,7 +366,7 @@ async def test_a_change_of_limits_reaches_all_groups_however_many(
     assert len(await claim_all(jobs)) == 200
     await jobs.offer(200, group="199")
     for partition in range(partitions):
-        lines = ReliableKeys.of("jobs", partition=partition).named("lines")
+        lines = ReliableKeys.of("jobs", partition=partition).named("group_members")
         # Foreign members sort even between groups, and behind all of a group.
         await raw.zadd(lines, {"": 0, "199": 0, b"100\0\xffx": 0, "not of a group": 0})
     waiting = asyncio.create_task(jobs.claim(wait=60))

@@ -642,7 +642,7 @@ class GroupsMachine(RuleBasedStateMachine):
         stored = await self.store.look()
         stored.demand_no_orphans()
         assert not stored.live
-        assert not any((stored.lines, stored.turns, stored.trials))
+        assert not any((stored.group_members, stored.turns, stored.trials))
 
 
 def parts(place: str) -> tuple[str, str, float]:

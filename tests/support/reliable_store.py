@@ -130,7 +130,7 @@ class Stored:
     schedules: dict[str, bytes]
     places: dict[str, str]
     """The place of each message of a group in its line, by id."""
-    lines: list[str]
+    group_members: list[str]
     grouped: dict[str, float]
     """When each waiting message of a group is due, by id; these are in ``live``, too."""
     turns: dict[str, float]
@@ -179,7 +179,7 @@ class Stored:
         assert {key for key, lost in self.lost.items() if lost > 1} >= self.suspects
         assert set(self.grouped) <= set(self.places) <= {*live, *self.stopping}
         # A group that has settings of its own has a member without a place.
-        lines = [member for member in self.lines if not member.endswith("\0\x7f")]
+        lines = [member for member in self.group_members if not member.endswith("\0\x7f")]
         assert sorted(lines) == sorted(place + key for key, place in self.places.items())
         assert {
             key: priority for key, (priority, _) in self.live.items() if priority
@@ -268,7 +268,7 @@ class Store:
             paused=bool(parts[20]),
             schedules=_pairs(parts[21]),
             places={key: place.decode() for key, place in _pairs(parts[22]).items()},
-            lines=list(_pairs(parts[23])),
+            group_members=list(_pairs(parts[23])),
             grouped=grouped,
             turns=turns,
             trials=trials,

@@ -302,7 +302,7 @@ async def lines_evicted(at: Prepared) -> Any:
     """Return a call that puts back what waits, with a group, without, and in a worker's hands."""
     await messages(at)
     await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
-    await at.raw.delete(RELIABLE.named("lines"), RELIABLE.waiting[0])
+    await at.raw.delete(RELIABLE.named("group_members"), RELIABLE.waiting[0])
     return [0]
 
 
@@ -449,7 +449,7 @@ async def stopping(at: Prepared) -> None:
     await grouped(at)
     name, place = "a\x009000000000000000", "tenant\0~9000000000000000.00"
     await at.raw.zadd(RELIABLE.stopping, {name: 9_000_000_000_000_000})
-    await at.raw.zadd(RELIABLE.named("lines"), {place + name: 0})
+    await at.raw.zadd(RELIABLE.named("group_members"), {place + name: 0})
     await at.raw.hset(RELIABLE.named("places"), name, place)
 
 

@@ -51,7 +51,7 @@ if some_grouped or limit and limit ~= '' then
   if #members > 0 then
     local unsettled = waiting_for_slots(groups, now, not only_grouped)
     if #unsettled > 0 then check_groups() end
-    redis.call('ZREM', lines, unpack(members))
+    redis.call('ZREM', group_members, unpack(members))
     if #unsettled > 0 then
 -- include: settle
       settle(unsettled, now)

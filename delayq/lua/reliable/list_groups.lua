@@ -31,13 +31,13 @@ end
 -- Return how many messages of a group wait at a level, and are due.
 local function due_at(group, level)
   local to = '(' .. place_of(group, level, now) .. '\255'
-  return redis.call('ZLEXCOUNT', lines, '[' .. group .. '\0' .. level, to)
+  return redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0' .. level, to)
 end
 
 local function due_of(group)
   local due = due_at(group, '!') + due_at(group, '9') + due_at(group, '?')
   -- Mostly, no message has a priority.
-  if redis.call('ZLEXCOUNT', lines, '[' .. group .. '\0000', '(' .. group .. '\0009') > 0 then
+  if redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0000', '(' .. group .. '\0009') > 0 then
     for level = 0, 8 do due = due + due_at(group, level) end
   end
   return due
@@ -45,10 +45,10 @@ end
 
 local from = after == '1' and '(' .. first .. '\0\255' or '[' .. first
 for i = 1, tonumber(limit) do
-  local member = redis.call('ZRANGEBYLEX', lines, from, '+', 'LIMIT', 0, 1)[1]
+  local member = redis.call('ZRANGEBYLEX', group_members, from, '+', 'LIMIT', 0, 1)[1]
   if not member then break end
   local group = group_of(member)
-  local all = redis.call('ZLEXCOUNT', lines, '[' .. group .. '\0!', '(' .. group .. '\0\127')
+  local all = redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0!', '(' .. group .. '\0\127')
   local running = running_of(group, now)
   local turn, trial = redis.call('ZSCORE', turns, group), redis.call('ZSCORE', trials, group)
   local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(trial or nil) or MAX_SCORE)

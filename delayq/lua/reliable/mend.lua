@@ -26,7 +26,7 @@ local found = redis.call('HSCAN', bodies, cursor, 'COUNT', 100)
 -- Put a message of a group back into its line, if it is not there.
 local function line_up_again(id, group, body, ends)
   local place = redis.call('HGET', places, id)
-  local is_in_line = place and redis.call('ZSCORE', lines, place .. id)
+  local is_in_line = place and redis.call('ZSCORE', group_members, place .. id)
   local due = redis.call('ZSCORE', grouped, id)
   add_group(groups, group)
   if is_in_line and (ends or due) then return end

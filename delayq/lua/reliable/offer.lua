@@ -76,7 +76,7 @@ local function write()
   end
   if #new_places > 0 then
     redis.call('ZADD', grouped, unpack(grouped_scores))
-    redis.call('ZADD', lines, unpack(new_members))
+    redis.call('ZADD', group_members, unpack(new_members))
     redis.call('HSET', places, unpack(new_places))
     settle(to_settle, now)
   end

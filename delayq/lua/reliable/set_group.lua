@@ -33,10 +33,10 @@ if what == 'pause' or what == 'limit' and was_paused then text = 'z' .. text end
 -- A member of its own keeps the group among those that are listed.
 if text == '' then
   redis.call('HDEL', settings, field)
-  redis.call('ZREM', lines, group .. '\0\127')
+  redis.call('ZREM', group_members, group .. '\0\127')
 else
   redis.call('HSET', settings, field, text)
-  redis.call('ZADD', lines, 0, group .. '\0\127')
+  redis.call('ZADD', group_members, 0, group .. '\0\127')
 end
 settle({group}, now_us(), true)
 return was_paused and 1 or 0

@@ -81,7 +81,7 @@ local function move_members(set, level)
   end
 end
 move_values(places, function(place) return moved_text(place, 1) end)
-move_members(lines, 1)
+move_members(group_members, 1)
 move_members(starts, 0)
 local turn = redis.call('HGET', settings, 'turn')
 if turn then redis.call('HSET', settings, 'turn', back(turn)) end

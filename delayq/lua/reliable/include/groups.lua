@@ -2,7 +2,7 @@
 -- See docs/redis-data-model.md; settle.lua has the functions that change their turns.
 --
 -- The place of a message of a group is the group, a NUL, a level, and a moment of 19 characters.
--- Places sort by group, then by level, then by moment, in `lines`, where the id follows each. The
+-- Places sort by group, then by level, then by moment, in `group_members`, where the id follows each. The
 -- levels in order:
 --   !  waits, and holds its group up: the group is ordered, and the message was handed out before
 --   0 to 9  waits; 9 less its priority. These moments are the due times
@@ -42,7 +42,7 @@ local function add_group(groups, group)
   if not groups[group] then groups[#groups + 1], groups[group] = group, true end
 end
 
--- Return the level and the moment of a member of `lines`.
+-- Return the level and the moment of a member of `group_members`.
 local function level_and_moment(member)
   local nul = string.find(member, '\0', 1, true) or 0
   return string.sub(member, nul + 1, nul + 1), number_or(0, string.sub(member, nul + 2, nul + 20))
@@ -57,7 +57,7 @@ local function group_in(body)
   return (string.gsub(text, '%%(%x%x)', function(digits) return string.char(tonumber(digits, 16)) end))
 end
 
--- Return text that sorts behind a member of a group in `lines`, and behind all those of the group
+-- Return text that sorts behind a member of a group in `group_members`, and behind all those of the group
 -- that scripts have written.
 local function behind(group, member)
   -- A foreign one may sort even further behind.
@@ -67,7 +67,7 @@ end
 -- Fail if one of the keys of groups is of a foreign type: call this before the first write.
 local function check_groups()
   redis.call('HGET', places, '')
-  for _, set in ipairs({grouped, lines, turns, trials, starts}) do redis.call('ZSCORE', set, '') end
+  for _, set in ipairs({grouped, group_members, turns, trials, starts}) do redis.call('ZSCORE', set, '') end
 end
 
 -- A limit is text such as "c5r100p1000000o": 5 running, 100 starts in a second, ordered.
@@ -99,13 +99,13 @@ end
 
 -- Return how many messages of a group workers have.
 local function running_of(group, now)
-  return redis.call('ZLEXCOUNT', lines, '(' .. group .. '\0~' .. format_moment19(now) .. '\255', '(' .. group .. '\0\127')
+  return redis.call('ZLEXCOUNT', group_members, '(' .. group .. '\0~' .. format_moment19(now) .. '\255', '(' .. group .. '\0\127')
 end
 
 -- Return when the first lease of these ends.
 local function first_end_of(group, now)
   local from = '(' .. group .. '\0~' .. format_moment19(now) .. '\255'
-  local first = redis.call('ZRANGEBYLEX', lines, from, '(' .. group .. '\0\127', 'LIMIT', 0, 1)[1]
+  local first = redis.call('ZRANGEBYLEX', group_members, from, '(' .. group .. '\0\127', 'LIMIT', 0, 1)[1]
   if not first then return nil end
   local _, ends = level_and_moment(first)
   return ends
@@ -174,9 +174,9 @@ local function free_from(limit, group, now, running, first_end)
   return moment
 end
 
--- Return the first suspect of a group, or its first running message, as a member of `lines`.
+-- Return the first suspect of a group, or its first running message, as a member of `group_members`.
 local function first_behind(group)
-  return redis.call('ZRANGEBYLEX', lines, '[' .. group .. '\0?', '(' .. group .. '\0\127', 'LIMIT', 0, 1)[1]
+  return redis.call('ZRANGEBYLEX', group_members, '[' .. group .. '\0?', '(' .. group .. '\0\127', 'LIMIT', 0, 1)[1]
 end
 
 -- Return whether messages wait for a slot of the queue.

@@ -13,7 +13,7 @@
 local function check_messages()
   check_details()
   redis.call('HGET', bodies, '')
-  for _, set in ipairs({leased, grouped, lines, turns, trials, starts, waiting[0], unpack(waiting)}) do
+  for _, set in ipairs({leased, grouped, group_members, turns, trials, starts, waiting[0], unpack(waiting)}) do
     redis.call('ZSCORE', set, '')
   end
 end
@@ -175,8 +175,8 @@ local function free_id(id, found, now)
   end
   local place = redis.call('HGET', places, id)
   if place then
-    redis.call('ZREM', lines, place .. id)
-    redis.call('ZADD', lines, 0, place .. other)
+    redis.call('ZREM', group_members, place .. id)
+    redis.call('ZADD', group_members, 0, place .. other)
   end
   for _, hash in ipairs({bodies, sparse_hashes()}) do
     local value = redis.call('HGET', hash, id)

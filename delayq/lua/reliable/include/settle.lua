@@ -3,8 +3,8 @@
 
 -- Move a message to a place in its group's line. Its group has to be settled then.
 local function set_place(id, place, old)
-  if old then redis.call('ZREM', lines, old .. id) end
-  redis.call('ZADD', lines, 0, place .. id)
+  if old then redis.call('ZREM', group_members, old .. id) end
+  redis.call('ZADD', group_members, 0, place .. id)
   redis.call('HSET', places, id, place)
 end
 
@@ -28,7 +28,7 @@ local function leave_lines(ids)
   end
   if #members > 0 then
     check_groups()
-    redis.call('ZREM', lines, unpack(members))
+    redis.call('ZREM', group_members, unpack(members))
     redis.call('ZREM', grouped, unpack(waiting_ids))
   end
   return groups
@@ -51,7 +51,7 @@ local function first_due(group, limit, now)
   local base, soonest = group .. '\0', nil
   local from = '[' .. base .. '!'
   while from do
-    local member = redis.call('ZRANGEBYLEX', lines, from, '(' .. base .. ':', 'LIMIT', 0, 1)[1]
+    local member = redis.call('ZRANGEBYLEX', group_members, from, '(' .. base .. ':', 'LIMIT', 0, 1)[1]
     if not member then return soonest end
     local level, due = level_and_moment(member)
     if due <= now or level == '!' and limit and limit.ordered then return due end

@@ -18,7 +18,7 @@ local function keep_slots(id, token, ends)
   local name = name_of(id, token)
   redis.call('ZADD', stopping, ends, name)
   if counts_in_group then
-    redis.call('ZADD', lines, 0, place .. name)
+    redis.call('ZADD', group_members, 0, place .. name)
     redis.call('HSET', places, name, place)
   end
 end

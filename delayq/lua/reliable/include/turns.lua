@@ -3,7 +3,7 @@
 -- that claim.lua calls.
 
   -- Lines are known by their groups once they are opened. Of some of them messages were handed out:
-  -- their ids, members of `lines`, and lines.
+  -- their ids, members of `group_members`, and lines.
   local opened, served, left_ids, left_members, left_lines = {}, {}, {}, {}, {}
   -- The ids that were read from lines so far, and their bodies: nil if they do not fit.
   local read_ids, read_bodies = {}, {}
@@ -61,7 +61,7 @@
   -- turn.
   local function read_on(line, most)
     local base, wanted = line.base, math.max(1, math.min(most, line.room))
-    local found = redis.call('ZRANGEBYLEX', lines, line.from, '(' .. base .. ':', 'LIMIT', 0, wanted + 1)
+    local found = redis.call('ZRANGEBYLEX', group_members, line.from, '(' .. base .. ':', 'LIMIT', 0, wanted + 1)
     local size = #found
     line.members, line.at, line.due_to, line.read_to, line.from = found, 1, 0, 0, false
     if size > wanted then line.from = '(' .. found[size] end
@@ -72,7 +72,7 @@
     if is_usual and string.sub(found[size], at + 1, at + 19) <= now_text then line.due_to = size end
   end
 
-  -- Return the next due message of a line, as a member of `lines`; nil if none is left: then
+  -- Return the next due message of a line, as a member of `group_members`; nil if none is left: then
   -- `soonest` is when the next one comes due.
   local function next_in(line, most)
     while true do
@@ -167,7 +167,7 @@
     for _, group in ipairs(redis.call('ZRANGEBYSCORE', trials, '-inf', now, 'LIMIT', 0, 10)) do
       local line = new_line(group)
       open_lines({line})
-      local member = redis.call('ZRANGEBYLEX', lines, '[' .. line.base .. '?', '(' .. line.base .. '@', 'LIMIT', 0, 1)[1]
+      local member = redis.call('ZRANGEBYLEX', group_members, '[' .. line.base .. '?', '(' .. line.base .. '@', 'LIMIT', 0, 1)[1]
       if member and line.room > 0 then
         local id = id_in_line(member)
         local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
@@ -249,7 +249,7 @@
     redis.call('ZREM', turns, '')
     local groups = {}
     for _ = 1, 50 do
-      local member = redis.call('ZRANGEBYLEX', lines, '(' .. settled_to, '+', 'LIMIT', 0, 1)[1]
+      local member = redis.call('ZRANGEBYLEX', group_members, '(' .. settled_to, '+', 'LIMIT', 0, 1)[1]
       -- A member without a NUL is foreign.
       local group = member and string.match(member, '^(%Z+)%z')
       settled_to = group and behind(group, member) or member
@@ -306,7 +306,7 @@
   local function take_out()
     if #left_ids == 0 then return end
     redis.call('ZREM', grouped, unpack(left_ids))
-    redis.call('ZREM', lines, unpack(left_members))
+    redis.call('ZREM', group_members, unpack(left_members))
   end
 
   -- Take messages that are gone out of their lines, whose turns change then.
@@ -377,7 +377,7 @@
       new_places[2 * i - 1], new_places[2 * i] = id, place
     end
     if #left_ids > 0 then
-      redis.call('ZADD', lines, unpack(moved))
+      redis.call('ZADD', group_members, unpack(moved))
       redis.call('HSET', places, unpack(new_places))
     end
     note_starts()

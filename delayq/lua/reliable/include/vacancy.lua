@@ -13,7 +13,7 @@
 -- message that was cancelled, dead letter, schedule, remembered id, start that still counts, record or pause, and no group that has
 -- settings of its own.
 local function is_vacant(now)
-  if redis.call('EXISTS', bodies, leased, lines, dead, recorded, paused) > 0 then return false end
+  if redis.call('EXISTS', bodies, leased, group_members, dead, recorded, paused) > 0 then return false end
   -- The field with the empty name is none of the schedules.
   if redis.call('HLEN', schedules) > redis.call('HEXISTS', schedules, '') then return false end
   for _, ends in ipairs({done, stopping}) do
