@@ -397,7 +397,7 @@ class _Source:
                 self._fields("records", self._of_messages, large=True),
                 # They stay here as well, because they tell where the message belongs.
                 self._fields(
-                    "places",
+                    "positions",
                     _by_content(lambda entry: move.of_name(_group_of(entry[1]))),
                     drop=False,
                 ),
@@ -433,7 +433,7 @@ class _Source:
     async def _of_messages(self, entries: Sequence[Entry]) -> list[int | None]:
         """Return the partitions of messages, by their ids."""
         ids = [name for name, _ in entries]
-        places = await self._partition.values("places", ids)
+        places = await self._partition.values("positions", ids)
         return [
             self._move.of_id(name) if place is None else self._move.of_name(_group_of(place))
             for name, place in zip(ids, places, strict=True)
@@ -476,7 +476,7 @@ class _Source:
     async def _bury(self, bodies: Sequence[tuple[int, Entry]]) -> None:
         """Make messages dead letters, because others of the same ids were in other partitions."""
         partition, ids = self._partition, [name for _, (name, _) in bodies]
-        facts = ("attempts", "priorities", "errors", "places")
+        facts = ("attempts", "priorities", "errors", "positions")
         values = [await partition.values(name, ids) for name in facts]
         died = b"%d" % await partition.time_us()
         letters = []
@@ -495,7 +495,7 @@ class _Source:
             await partition.drop_members("group_members", lines)
         sets = ("expiring", "leased", "grouped", *MESSAGES[:PRIORITIES])
         await _gather(partition.drop_members(name, ids) for name in sets)
-        await _gather(partition.drop_fields(name, ids) for name in (*_FACTS, "places"))
+        await _gather(partition.drop_fields(name, ids) for name in (*_FACTS, "positions"))
 
     async def _move_letters(self) -> None:
         while deaths := await self._partition.members("dead", _LARGE_PAGE):

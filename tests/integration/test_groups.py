@@ -217,9 +217,9 @@ async def test_a_refilled_rate_wakes_a_waiting_client(
 async def test_a_message_whose_moment_cannot_be_read_is_due(client: Client, raw: Any) -> None:
     jobs, keys = client.reliable_queue("jobs"), ReliableKeys.of("jobs")
     await jobs.offer(1, group="a", id="x")
-    place = await raw.hget(keys.named("places"), "x")
+    place = await raw.hget(keys.named("positions"), "x")
     damaged = place[:3] + b"?" * 19
-    await raw.hset(keys.named("places"), "x", damaged)
+    await raw.hset(keys.named("positions"), "x", damaged)
     await raw.zrem(keys.named("group_members"), place + b"x")
     await raw.zadd(keys.named("group_members"), {damaged + b"x": 0})
     assert await one_by_one(jobs) == [1]

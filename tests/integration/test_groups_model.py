@@ -574,13 +574,13 @@ class GroupsMachine(RuleBasedStateMachine):
             if each.lease or (each.suspect and each.group is None)
         }
         assert len(stored.stopping) == len(model.stopping)
-        of_live = {key: place for key, place in stored.places.items() if key in model.live}
+        of_live = {key: place for key, place in stored.positions.items() if key in model.live}
         assert {key: parts(place)[:2] for key, place in of_live.items()} == {
             each.id: (each.group, level_of(each))
             for each in model.live.values()
             if each.group is not None
         }
-        for key, place in stored.places.items():
+        for key, place in stored.positions.items():
             if (end := stored.leases.get(key)) is not None:
                 assert parts(place)[2] == pytest.approx(stored.now + end, abs=0.3)
         assert await self.raw.hexists(self.store.keys.settings, "settled_to") is model.unsettled

@@ -128,7 +128,7 @@ class Stored:
     dead_messages: dict[str, bytes]
     paused: bool
     schedules: dict[str, bytes]
-    places: dict[str, str]
+    positions: dict[str, str]
     """The place of each message of a group in its line, by id."""
     group_members: list[str]
     grouped: dict[str, float]
@@ -177,10 +177,10 @@ class Stored:
                 assert (self.expiring[key] < 0) == (end < 0)
         assert set(self.tokens) <= set(self.leases)
         assert {key for key, lost in self.lost.items() if lost > 1} >= self.suspects
-        assert set(self.grouped) <= set(self.places) <= {*live, *self.stopping}
+        assert set(self.grouped) <= set(self.positions) <= {*live, *self.stopping}
         # A group that has settings of its own has a member without a place.
         lines = [member for member in self.group_members if not member.endswith("\0\x7f")]
-        assert sorted(lines) == sorted(place + key for key, place in self.places.items())
+        assert sorted(lines) == sorted(place + key for key, place in self.positions.items())
         assert {
             key: priority for key, (priority, _) in self.live.items() if priority
         } == self.priorities
@@ -267,7 +267,7 @@ class Store:
             dead_messages=_pairs(parts[19]),
             paused=bool(parts[20]),
             schedules=_pairs(parts[21]),
-            places={key: place.decode() for key, place in _pairs(parts[22]).items()},
+            positions={key: place.decode() for key, place in _pairs(parts[22]).items()},
             group_members=list(_pairs(parts[23])),
             grouped=grouped,
             turns=turns,

@@ -450,7 +450,7 @@ async def stopping(at: Prepared) -> None:
     name, place = "a\x009000000000000000", "tenant\0~9000000000000000.00"
     await at.raw.zadd(RELIABLE.stopping, {name: 9_000_000_000_000_000})
     await at.raw.zadd(RELIABLE.named("group_members"), {place + name: 0})
-    await at.raw.hset(RELIABLE.named("places"), name, place)
+    await at.raw.hset(RELIABLE.named("positions"), name, place)
 
 
 async def registered(at: Prepared) -> None:

@@ -18,7 +18,7 @@
 -- include: leases
 
 local some_details = redis.call('EXISTS', trials, sparse_hashes())
-local some_grouped = some_details > 0 and redis.call('EXISTS', places) == 1
+local some_grouped = some_details > 0 and redis.call('EXISTS', positions) == 1
 local only_grouped = some_grouped and some_details == 1
 local ends = read_leases(ids, runs, some_details > 0 and not only_grouped)
 local reply, acked, count = {}, {}, 0
@@ -40,7 +40,7 @@ if some_grouped or limit and limit ~= '' then
 -- include: groups
   local members, groups, now, last_place = {}, {}, now_us(), nil
   local waits_for_slot = string.find(limit or '', '[co]') and awaits_slot()
-  for i, place in ipairs(some_grouped and redis.call('HMGET', places, unpack(acked)) or {}) do
+  for i, place in ipairs(some_grouped and redis.call('HMGET', positions, unpack(acked)) or {}) do
     if place then
       members[#members + 1] = place .. acked[i]
       -- Those of one claim and group have the same place.
@@ -71,7 +71,7 @@ if some_details > 0 and not only_grouped then
   delete_details(acked)
 else
   redis.call('HDEL', bodies, unpack(acked))
-  if only_grouped then redis.call('HDEL', places, unpack(acked)) end
+  if only_grouped then redis.call('HDEL', positions, unpack(acked)) end
 end
 if remember_us > 0 then
   local now = now_us()

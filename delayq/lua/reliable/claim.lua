@@ -72,8 +72,8 @@ local looks_left = limit + 400
 -- there is nothing to look up.
 local highest, some_tried, some_expire, some_kept, some_grouped = 0, false, false, false, false
 local some_stop = false
-local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, places, trials, stopping, unpack(waiting))
-if used_keys > 0 then some_grouped = redis.call('HLEN', places) > 0 end
+local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, positions, trials, stopping, unpack(waiting))
+if used_keys > 0 then some_grouped = redis.call('HLEN', positions) > 0 end
 local some_used = used_keys > (some_grouped and 1 or 0)
 if some_used then
   if redis.call('EXISTS', paused) == 1 then return nothing() end
@@ -236,7 +236,7 @@ local function line_up_lost()
     local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
     local ends = tonumber(ids_and_ends[i + 1])
     lose(record, ends)
-    lost[#lost + 1] = {id, record, ends, body, some_grouped and redis.call('HGET', places, id)}
+    lost[#lost + 1] = {id, record, ends, body, some_grouped and redis.call('HGET', positions, id)}
     size = size + #(body or '')
     if size > 262144 then break end
   end

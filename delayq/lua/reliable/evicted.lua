@@ -31,9 +31,9 @@ for priority = 0, 9 do listed = listed + redis.call('ZCOUNT', waiting[priority],
 local has_bodies, out_of_line = redis.call('EXISTS', bodies) == 1, 0
 if in_groups > 0 then
   local first = redis.call('ZRANGE', grouped, 0, 0)[1]
-  local group = first and group_of(redis.call('HGET', places, first) or '')
-  if redis.call('EXISTS', places, group_members) < 2 or group and misses_turn(group) then out_of_line = in_groups end
+  local group = first and group_of(redis.call('HGET', positions, first) or '')
+  if redis.call('EXISTS', positions, group_members) < 2 or group and misses_turn(group) then out_of_line = in_groups end
 end
-local misses_grouped = in_groups + of_workers == 0 and redis.call('HLEN', places) > redis.call('ZCOUNT', stopping, '-inf', '+inf')
+local misses_grouped = in_groups + of_workers == 0 and redis.call('HLEN', positions) > redis.call('ZCOUNT', stopping, '-inf', '+inf')
 local is_unlisted = has_bodies and (listed == 0 or misses_grouped)
 return {has_bodies and 0 or listed, out_of_line, is_unlisted and 1 or 0}

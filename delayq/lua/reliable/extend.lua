@@ -25,9 +25,9 @@ local ends, given = read_leases(ids, runs, true)
 local reply, extended, new_ends, kept = {now}, {}, {}, {}
 local moment, moment_alone, is_earlier = end_of_lease(now, lease_us, false), end_of_lease(now, lease_us, true), false
 local moments = {}
-local some_details = redis.call('EXISTS', places, expiries) > 0
-local some_grouped = some_details and redis.call('EXISTS', places) == 1
-local some_places = some_grouped and redis.call('HMGET', places, unpack(ids)) or {}
+local some_details = redis.call('EXISTS', positions, expiries) > 0
+local some_grouped = some_details and redis.call('EXISTS', positions) == 1
+local some_places = some_grouped and redis.call('HMGET', positions, unpack(ids)) or {}
 if some_details then check_details() end
 if #some_places > 0 then check_groups() end
 local limit = parse_limit(redis.call('HGET', settings, 'share'))

@@ -24,7 +24,7 @@ local now, reply = now_us(), {}
 -- How many slots are kept beyond the end of their leases, which the next claim frees, by group.
 local over = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', stopping, '-inf', now, 'LIMIT', 0, 100)) do
-  local group = group_of(redis.call('HGET', places, name) or '')
+  local group = group_of(redis.call('HGET', positions, name) or '')
   over[group] = (over[group] or 0) + 1
 end
 

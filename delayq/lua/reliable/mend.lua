@@ -25,7 +25,7 @@ local found = redis.call('HSCAN', bodies, cursor, 'COUNT', 100)
 
 -- Put a message of a group back into its line, if it is not there.
 local function line_up_again(id, group, body, ends)
-  local place = redis.call('HGET', places, id)
+  local place = redis.call('HGET', positions, id)
   local is_in_line = place and redis.call('ZSCORE', group_members, place .. id)
   local due = redis.call('ZSCORE', grouped, id)
   add_group(groups, group)

@@ -77,7 +77,7 @@ local function write()
   if #new_places > 0 then
     redis.call('ZADD', grouped, unpack(grouped_scores))
     redis.call('ZADD', group_members, unpack(new_members))
-    redis.call('HSET', places, unpack(new_places))
+    redis.call('HSET', positions, unpack(new_places))
     settle(to_settle, now)
   end
   grouped_scores, new_members, new_places, groups = {}, {}, {}, {}

@@ -25,7 +25,7 @@
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
 -- but do not drop them all.
 redis.call('ZCARD', waiting[0])
-local some_grouped = redis.call('EXISTS', places) == 1
+local some_grouped = redis.call('EXISTS', positions) == 1
 -- A key of a foreign type must fail before the first write.
 check_messages()
 local keep = redis.call('HGET', settings, 'keep')

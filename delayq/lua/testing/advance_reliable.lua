@@ -80,7 +80,7 @@ local function move_members(set, level)
     if moved ~= member then redis.call('ZREM', set, member) end
   end
 end
-move_values(places, function(place) return moved_text(place, 1) end)
+move_values(positions, function(place) return moved_text(place, 1) end)
 move_members(group_members, 1)
 move_members(starts, 0)
 local turn = redis.call('HGET', settings, 'turn')

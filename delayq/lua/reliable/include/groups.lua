@@ -66,7 +66,7 @@ end
 
 -- Fail if one of the keys of groups is of a foreign type: call this before the first write.
 local function check_groups()
-  redis.call('HGET', places, '')
+  redis.call('HGET', positions, '')
   for _, set in ipairs({grouped, group_members, turns, trials, starts}) do redis.call('ZSCORE', set, '') end
 end
 

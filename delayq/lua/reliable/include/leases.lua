@@ -20,7 +20,7 @@
 --   expiries    HASH  id to the end of its time to live, microseconds, where it has one
 --   errors      HASH  id to the last error, where there was one
 --   priorities  HASH  id to its priority, where that is not 0
---   places      HASH  id to its place in the line of its group, where it has one: see groups.lua
+--   positions   HASH  id to its place in the line of its group, where it has one: see groups.lua
 --   group_members  ZSET  place and id of each message of a group, all with the same score
 --   grouped     ZSET  ids of messages of groups that wait, scored by their due time, microseconds
 --   turns       ZSET  groups, scored by the moment at which one of these may be handed out
@@ -160,7 +160,7 @@ end
 local function trim_done(now) trim_past(done, now) end
 
 -- Return the hashes in which most messages have no field.
-local function sparse_hashes() return tokens, attempts, expiries, errors, priorities, places end
+local function sparse_hashes() return tokens, attempts, expiries, errors, priorities, positions end
 
 -- Fail if one of these keys is of a foreign type: call this before the first write.
 local function check_details()

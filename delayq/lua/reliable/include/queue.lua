@@ -106,7 +106,7 @@ end
 -- Make a message wait that had a lease, with this record of its attempts. `group` is that of a
 -- message that has no place yet.
 local function return_message(id, record, due, now, group)
-  local priority, place, expiry = priority_of(id), redis.call('HGET', places, id), redis.call('HGET', expiries, id)
+  local priority, place, expiry = priority_of(id), redis.call('HGET', positions, id), redis.call('HGET', expiries, id)
   -- A claim drops it as soon as it has expired: until it was due, it would hold its group up.
   local expires = number_or(nil, expiry or nil)
   if expires then due = math.min(due, math.max(now, expires + 1)) end
@@ -137,7 +137,7 @@ end
 local function give_back(id, now)
   local record = parse_record(redis.call('HGET', attempts, id))
   local due, priority = due_of(record, redis.call('HGET', bodies, id)), priority_of(id)
-  local place, expires = redis.call('HGET', places, id), number_or(nil, redis.call('HGET', expiries, id) or nil)
+  local place, expires = redis.call('HGET', positions, id), number_or(nil, redis.call('HGET', expiries, id) or nil)
   redis.call('ZSCORE', waiting[priority], id)
   if place then check_groups() end
   local waits_for_slot, was_suspect = awaits_slot(), is_suspect(record)
@@ -173,7 +173,7 @@ local function free_id(id, found, now)
     redis.call('ZREM', expiring, id)
     redis.call('ZADD', expiring, absent_from, other)
   end
-  local place = redis.call('HGET', places, id)
+  local place = redis.call('HGET', positions, id)
   if place then
     redis.call('ZREM', group_members, place .. id)
     redis.call('ZADD', group_members, 0, place .. other)

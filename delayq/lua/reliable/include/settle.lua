@@ -5,7 +5,7 @@
 local function set_place(id, place, old)
   if old then redis.call('ZREM', group_members, old .. id) end
   redis.call('ZADD', group_members, 0, place .. id)
-  redis.call('HSET', places, id, place)
+  redis.call('HSET', positions, id, place)
 end
 
 -- Make a message wait in the line of its group, at a level. `old` is its place there until now, if
@@ -19,8 +19,8 @@ end
 -- Return the groups, to be settled then.
 local function leave_lines(ids)
   local members, waiting_ids, groups = {}, {}, {}
-  if #ids == 0 or redis.call('EXISTS', places) == 0 then return groups end
-  for i, place in ipairs(redis.call('HMGET', places, unpack(ids))) do
+  if #ids == 0 or redis.call('EXISTS', positions) == 0 then return groups end
+  for i, place in ipairs(redis.call('HMGET', positions, unpack(ids))) do
     if place then
       members[#members + 1], waiting_ids[#waiting_ids + 1] = place .. ids[i], ids[i]
       add_group(groups, group_of(place))

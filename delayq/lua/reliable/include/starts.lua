@@ -4,7 +4,7 @@
 
 -- Note in `counts` that a message goes back that was handed out at this moment.
 local function note_unstarted(counts, id, moment)
-  local place = redis.call('HGET', places, id)
+  local place = redis.call('HGET', positions, id)
   for _, group in ipairs({'', place and group_of(place) or nil}) do
     local own = group .. '\0' .. format_moment19(tonumber(moment)) .. ' '
     if not counts[own] then counts[#counts + 1], counts[own] = {own = own, group = group, number = 0}, #counts + 1 end

@@ -9,7 +9,7 @@ local function name_of(id, token) return id .. '\0' .. token end
 
 -- Keep the slots of a message that is about to be deleted, if they are limited.
 local function keep_slots(id, token, ends)
-  local place = redis.call('HGET', places, id)
+  local place = redis.call('HGET', positions, id)
   local group = place and group_of(place)
   local its_limit = group and limits_of({group})[group]
   local of_queue = parse_limit(redis.call('HGET', settings, 'share'))
@@ -19,7 +19,7 @@ local function keep_slots(id, token, ends)
   redis.call('ZADD', stopping, ends, name)
   if counts_in_group then
     redis.call('ZADD', group_members, 0, place .. name)
-    redis.call('HSET', places, name, place)
+    redis.call('HSET', positions, name, place)
   end
 end
 
@@ -27,7 +27,7 @@ end
 local function free_slots(names, now)
   local waits_for_slot, groups = awaits_slot(), leave_lines(names)
   redis.call('ZREM', stopping, unpack(names))
-  redis.call('HDEL', places, unpack(names))
+  redis.call('HDEL', positions, unpack(names))
   settle(groups, now)
   if waits_for_slot then free_slot(now) end
 end

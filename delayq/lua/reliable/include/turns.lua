@@ -378,7 +378,7 @@
     end
     if #left_ids > 0 then
       redis.call('ZADD', group_members, unpack(moved))
-      redis.call('HSET', places, unpack(new_places))
+      redis.call('HSET', positions, unpack(new_places))
     end
     note_starts()
     if last_ungrouped then redis.call('HSET', settings, 'turn', format_score(now - (count - last_ungrouped) / 4)) end
@@ -452,7 +452,7 @@
     if not some_grouped then return false end
     local function groups_of(due_ids)
       local groups = {}
-      for _, place in ipairs(#due_ids > 0 and redis.call('HMGET', places, unpack(due_ids)) or none) do
+      for _, place in ipairs(#due_ids > 0 and redis.call('HMGET', positions, unpack(due_ids)) or none) do
         if place then add_group(groups, group_of(place)) end
       end
       return groups
