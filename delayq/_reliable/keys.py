@@ -33,7 +33,7 @@ MESSAGES = (
     "priorities",
     "positions",
     "group_members",
-    "grouped",
+    "group_waiting",
     "turns",
     "trials",
     "starts",
@@ -50,7 +50,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|positions|group_members|grouped|turns|trials|starts|expiring|done|moments"
+    r"|positions|group_members|group_waiting|turns|trials|starts|expiring|done|moments"
     r"|dead|dead:messages|paused|stopping|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)

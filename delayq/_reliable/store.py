@@ -314,7 +314,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
         """Return how many waiting messages come due between each of some moments and the next, and
         after the last one.
         """
-        sets = (*self.keys.waiting, self.keys.named("grouped"))
+        sets = (*self.keys.waiting, self.keys.named("group_waiting"))
         return await due_counts(self.client, sets, edges)
 
     async def remove(self) -> int:

@@ -257,7 +257,7 @@ async def places(raw: Any) -> Counter[bytes]:
             parts = [payload_of(record) or record for record in parts[2::2]]
         counts.update(part for part in parts if part is not None)
     bodies = await raw.hkeys(RELIABLE.named("bodies"))
-    for key in (*RELIABLE.waiting, RELIABLE.leased, RELIABLE.named("grouped")):
+    for key in (*RELIABLE.waiting, RELIABLE.leased, RELIABLE.named("group_waiting")):
         # Any other is dropped by the next claim.
         counts.update(each for each in await raw.zrange(key, 0, -1) if each in bodies)
     counts.update(each for each in await raw.zrange(RELIABLE.dead, 0, -1))

@@ -131,7 +131,7 @@ class Stored:
     positions: dict[str, str]
     """The place of each message of a group in its line, by id."""
     group_members: list[str]
-    grouped: dict[str, float]
+    group_waiting: dict[str, float]
     """When each waiting message of a group is due, by id; these are in ``live``, too."""
     turns: dict[str, float]
     trials: dict[str, float]
@@ -177,7 +177,7 @@ class Stored:
                 assert (self.expiring[key] < 0) == (end < 0)
         assert set(self.tokens) <= set(self.leases)
         assert {key for key, lost in self.lost.items() if lost > 1} >= self.suspects
-        assert set(self.grouped) <= set(self.positions) <= {*live, *self.stopping}
+        assert set(self.group_waiting) <= set(self.positions) <= {*live, *self.stopping}
         # A group that has settings of its own has a member without a place.
         lines = [member for member in self.group_members if not member.endswith("\0\x7f")]
         assert sorted(lines) == sorted(place + key for key, place in self.positions.items())
@@ -269,7 +269,7 @@ class Store:
             schedules=_pairs(parts[21]),
             positions={key: place.decode() for key, place in _pairs(parts[22]).items()},
             group_members=list(_pairs(parts[23])),
-            grouped=grouped,
+            group_waiting=grouped,
             turns=turns,
             trials=trials,
             starts=list(_pairs(parts[27])),

@@ -309,7 +309,7 @@ if by_turns then by_turns.check() end
 -- A full server accepts all writes after one that takes no memory. These also tell whether the writes
 -- are permitted that take messages from their places. Those come last: so none is lost if a right has
 -- been taken away meanwhile.
-if some_grouped then redis.call('ZREM', grouped, '\255') end
+if some_grouped then redis.call('ZREM', group_waiting, '\255') end
 if count > 0 or #gone > 0 then redis.call('ZREMRANGEBYRANK', waiting[0], 1, 0) end
 if #gone > 0 then
   redis.call('ZREM', leased, '\255')

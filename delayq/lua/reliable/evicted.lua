@@ -24,13 +24,13 @@ local function misses_turn(group)
 end
 
 if string.find(redis.call('HGET', settings, 'partitions') or '', '?', 1, true) then return {0, 0, 0} end
-local in_groups, of_workers = redis.call('ZCOUNT', grouped, '-inf', '+inf'), redis.call('ZCOUNT', leased, '-inf', '+inf')
+local in_groups, of_workers = redis.call('ZCOUNT', group_waiting, '-inf', '+inf'), redis.call('ZCOUNT', leased, '-inf', '+inf')
 local listed = in_groups + of_workers
 for priority = 0, 9 do listed = listed + redis.call('ZCOUNT', waiting[priority], '-inf', '+inf') end
 -- Servers evict whole keys.
 local has_bodies, out_of_line = redis.call('EXISTS', bodies) == 1, 0
 if in_groups > 0 then
-  local first = redis.call('ZRANGE', grouped, 0, 0)[1]
+  local first = redis.call('ZRANGE', group_waiting, 0, 0)[1]
   local group = first and group_of(redis.call('HGET', positions, first) or '')
   if redis.call('EXISTS', positions, group_members) < 2 or group and misses_turn(group) then out_of_line = in_groups end
 end

@@ -27,7 +27,7 @@ local found = redis.call('HSCAN', bodies, cursor, 'COUNT', 100)
 local function line_up_again(id, group, body, ends)
   local place = redis.call('HGET', positions, id)
   local is_in_line = place and redis.call('ZSCORE', group_members, place .. id)
-  local due = redis.call('ZSCORE', grouped, id)
+  local due = redis.call('ZSCORE', group_waiting, id)
   add_group(groups, group)
   if is_in_line and (ends or due) then return end
   if ends then return set_place(id, place_of(group, '~', ends), place) end

@@ -75,7 +75,7 @@ local function write()
     redis.call('ZADD', expiring, unpack(new_ends))
   end
   if #new_places > 0 then
-    redis.call('ZADD', grouped, unpack(grouped_scores))
+    redis.call('ZADD', group_waiting, unpack(grouped_scores))
     redis.call('ZADD', group_members, unpack(new_members))
     redis.call('HSET', positions, unpack(new_places))
     settle(to_settle, now)
@@ -174,7 +174,7 @@ for at = FIRST, #ARGV, STRIDE do
   if status > 0 then
     local group = some_grouped and group_in(ARGV[at + CONTENT])
     local set, due, times = waiting[priority], nil, nil
-    if group then set = grouped end
+    if group then set = group_waiting end
     if moment_asked then due = due_at(moment_asked, set) end
     if due then
       -- The moment may have passed just now.

@@ -67,7 +67,7 @@ end
 -- Fail if one of the keys of groups is of a foreign type: call this before the first write.
 local function check_groups()
   redis.call('HGET', positions, '')
-  for _, set in ipairs({grouped, group_members, turns, trials, starts}) do redis.call('ZSCORE', set, '') end
+  for _, set in ipairs({group_waiting, group_members, turns, trials, starts}) do redis.call('ZSCORE', set, '') end
 end
 
 -- A limit is text such as "c5r100p1000000o": 5 running, 100 starts in a second, ordered.

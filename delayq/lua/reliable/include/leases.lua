@@ -22,7 +22,7 @@
 --   priorities  HASH  id to its priority, where that is not 0
 --   positions   HASH  id to its place in the line of its group, where it has one: see groups.lua
 --   group_members  ZSET  place and id of each message of a group, all with the same score
---   grouped     ZSET  ids of messages of groups that wait, scored by their due time, microseconds
+--   group_waiting  ZSET  ids of messages of groups that wait, scored by their due time, microseconds
 --   turns       ZSET  groups, scored by the moment at which one of these may be handed out
 --   trials      ZSET  groups, scored by the moment at which one of their suspects may be
 --   starts      ZSET  starts that rates count, all with the same score

@@ -13,7 +13,7 @@
 local function check_messages()
   check_details()
   redis.call('HGET', bodies, '')
-  for _, set in ipairs({leased, grouped, group_members, turns, trials, starts, waiting[0], unpack(waiting)}) do
+  for _, set in ipairs({leased, group_waiting, group_members, turns, trials, starts, waiting[0], unpack(waiting)}) do
     redis.call('ZSCORE', set, '')
   end
 end
@@ -22,9 +22,9 @@ end
 -- for all messages of groups; only 0 if no other is in use.
 local function used_sets()
   -- An array begins at 1, so this leaves out priority 0.
-  if redis.call('EXISTS', grouped, unpack(waiting)) == 0 then return {0} end
+  if redis.call('EXISTS', group_waiting, unpack(waiting)) == 0 then return {0} end
   -- So this set is found by its name, as the others are.
-  waiting.grouped = grouped
+  waiting.grouped = group_waiting
   return {9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 'grouped'}
 end
 

@@ -11,7 +11,7 @@ end
 -- Make a message wait in the line of its group, at a level. `old` is its place there until now, if
 -- it has one.
 local function line_up(id, group, level, due, old)
-  redis.call('ZADD', grouped, format_score(due), id)
+  redis.call('ZADD', group_waiting, format_score(due), id)
   set_place(id, place_of(group, level, due), old)
 end
 
@@ -29,7 +29,7 @@ local function leave_lines(ids)
   if #members > 0 then
     check_groups()
     redis.call('ZREM', group_members, unpack(members))
-    redis.call('ZREM', grouped, unpack(waiting_ids))
+    redis.call('ZREM', group_waiting, unpack(waiting_ids))
   end
   return groups
 end

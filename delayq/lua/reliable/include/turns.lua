@@ -305,7 +305,7 @@
   -- Take out what is handed out.
   local function take_out()
     if #left_ids == 0 then return end
-    redis.call('ZREM', grouped, unpack(left_ids))
+    redis.call('ZREM', group_waiting, unpack(left_ids))
     redis.call('ZREM', group_members, unpack(left_members))
   end
 
@@ -457,11 +457,11 @@
       end
       return groups
     end
-    local due = redis.call('ZCOUNT', grouped, '-inf', now)
+    local due = redis.call('ZCOUNT', group_waiting, '-inf', now)
     if due == 0 then return false end
-    if holds_one(groups_of(redis.call('ZRANGE', grouped, 0, math.min(due, 20) - 1))) then return true end
+    if holds_one(groups_of(redis.call('ZRANGE', group_waiting, 0, math.min(due, 20) - 1))) then return true end
     if due <= 20 then return false end
-    if holds_one(groups_of(redis.call('ZRANGE', grouped, math.max(20, due - 20), due - 1))) then return true end
+    if holds_one(groups_of(redis.call('ZRANGE', group_waiting, math.max(20, due - 20), due - 1))) then return true end
     return holds_one(redis.call('ZRANGEBYSCORE', turns, '(' .. format_score(now), '+inf', 'LIMIT', 0, 20))
   end
 
