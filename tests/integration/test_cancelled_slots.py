@@ -96,7 +96,7 @@ async def test_a_worker_that_dies_frees_the_slots_of_a_cancelled_message_at_the_
     assert last.id == "b"
     await last.ack()
     stored = await store.look()
-    assert not any((stored.positions, stored.group_members, stored.turns))
+    assert not any((stored.positions, stored.group_members, stored.group_turns))
     assert await raw.keys("*:stopping") == []
 
 

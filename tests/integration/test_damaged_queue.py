@@ -164,7 +164,7 @@ async def test_an_unreadable_body_can_die_and_be_listed(jobs: Jobs, raw: Any) ->
     assert await jobs.dead.redrive() == 0
 
 
-EVICTED = ("turns", "group_members", "positions", "group_members positions", "turns positions")
+EVICTED = ("group_turns", "group_members", "positions", "group_members positions", "group_turns positions")
 
 
 async def test_a_worker_puts_back_what_waits_after_the_server_has_evicted_keys(
@@ -257,14 +257,14 @@ async def test_a_worker_warns_of_a_server_that_may_evict_keys_and_goes_on_when_i
         async with running(worker.run()):
             await until(lambda: "its maxmemory-policy is volatile-ttl" in caplog.text)
             await jobs.offer(2, group="b", delay=3600)
-            await raw.delete("delayq:{jobs}:turns")
+            await raw.delete("delayq:{jobs}:group_turns")
             await raw.set("other", "x", ex=3600)
             await raw.config_set("maxmemory", 1)
             with pytest.raises(redis.exceptions.OutOfMemoryError):
                 await raw.set("more", "x")
             await raw.config_set("maxmemory", 0)
             await until(lambda: "has evicted keys. What waits was put back" in caplog.text)
-            assert await raw.zrange("delayq:{jobs}:turns", 0, -1) == [b"b"]
+            assert await raw.zrange("delayq:{jobs}:group_turns", 0, -1) == [b"b"]
     finally:
         await raw.config_set("maxmemory", 0)
         await raw.config_set("maxmemory-policy", "noeviction")

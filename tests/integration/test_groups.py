@@ -408,5 +408,5 @@ async def test_a_limit_that_is_withdrawn_lets_a_waiting_client_go_on(
         assert await claim_all(jobs)
     for partition in range(partitions):
         # A re-check would wait as long as the queue does.
-        turns = ReliableKeys.of("jobs", partition=partition).named("turns")
+        turns = ReliableKeys.of("jobs", partition=partition).named("group_turns")
         assert await raw.zscore(turns, "") is None

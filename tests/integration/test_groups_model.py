@@ -614,9 +614,9 @@ class GroupsMachine(RuleBasedStateMachine):
             return
         if limit.rate is not None and model.counted(group) > limit.rate:
             return
-        assert (group in stored.turns) == (turn is not None), group
+        assert (group in stored.group_turns) == (turn is not None), group
         if turn is not None:
-            stored_turn = stored.turns[group]
+            stored_turn = stored.group_turns[group]
             assert (stored_turn <= 0) == (turn <= model.now)
             assert turn <= model.now or hours(stored_turn) == turn - model.now
         suspects = [each for each in model.of(group) if each.suspect]
@@ -642,7 +642,7 @@ class GroupsMachine(RuleBasedStateMachine):
         stored = await self.store.look()
         stored.demand_no_orphans()
         assert not stored.live
-        assert not any((stored.group_members, stored.turns, stored.trials))
+        assert not any((stored.group_members, stored.group_turns, stored.trials))
 
 
 def parts(place: str) -> tuple[str, str, float]:

@@ -133,7 +133,7 @@ class Stored:
     group_members: list[str]
     group_waiting: dict[str, float]
     """When each waiting message of a group is due, by id; these are in ``live``, too."""
-    turns: dict[str, float]
+    group_turns: dict[str, float]
     trials: dict[str, float]
     starts: list[str]
     recorded: dict[str, float]
@@ -270,7 +270,7 @@ class Store:
             positions={key: place.decode() for key, place in _pairs(parts[22]).items()},
             group_members=list(_pairs(parts[23])),
             group_waiting=grouped,
-            turns=turns,
+            group_turns=turns,
             trials=trials,
             starts=list(_pairs(parts[27])),
             recorded={key: float(moment) - now for key, moment in _pairs(parts[28]).items()},

@@ -309,8 +309,8 @@ async def lines_evicted(at: Prepared) -> Any:
 async def limits_changed(at: Prepared) -> Any:
     """Return a claim that gives groups their turns anew: a limit has kept them from running."""
     await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
-    await at.raw.zadd(RELIABLE.named("turns"), {"a": 4e15, "": 4e15})
-    await at.raw.zrem(RELIABLE.named("turns"), "b")
+    await at.raw.zadd(RELIABLE.named("group_turns"), {"a": 4e15, "": 4e15})
+    await at.raw.zrem(RELIABLE.named("group_turns"), "b")
     await at.raw.hset(RELIABLE.settings, "settled_to", "")
     return [*CLAIM, 0, *REST]
 

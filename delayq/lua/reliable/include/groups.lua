@@ -12,10 +12,10 @@
 -- So the next message of a group, the number of its running ones and the end of their first lease
 -- are each one look, and a lease that ends frees its slot by itself.
 --
--- `turns` and `trials` have the groups of which a message may be handed out some time, scored by
+-- `group_turns` and `trials` have the groups of which a message may be handed out some time, scored by
 -- that moment: a message that waits, and a suspect. The limits of the group count there, and those
--- of the queue do not. Of several groups that are due, the first in `turns` is next; a group that
--- was served goes to the end. The empty name in `turns` is the queue itself: it waits for the moment
+-- of the queue do not. Of several groups that are due, the first in `group_turns` is next; a group that
+-- was served goes to the end. The empty name in `group_turns` is the queue itself: it waits for the moment
 -- at which its own limit lets a message run.
 --
 -- `starts` has a member for each claim that started messages which a rate counts: group, NUL, the
@@ -67,7 +67,7 @@ end
 -- Fail if one of the keys of groups is of a foreign type: call this before the first write.
 local function check_groups()
   redis.call('HGET', positions, '')
-  for _, set in ipairs({group_waiting, group_members, turns, trials, starts}) do redis.call('ZSCORE', set, '') end
+  for _, set in ipairs({group_waiting, group_members, group_turns, trials, starts}) do redis.call('ZSCORE', set, '') end
 end
 
 -- A limit is text such as "c5r100p1000000o": 5 running, 100 starts in a second, ordered.
@@ -180,11 +180,11 @@ local function first_behind(group)
 end
 
 -- Return whether messages wait for a slot of the queue.
-local function awaits_slot() return redis.call('ZSCORE', turns, '') end
+local function awaits_slot() return redis.call('ZSCORE', group_turns, '') end
 
 -- Tell the others that the queue has a free slot.
 local function free_slot(now)
-  redis.call('ZREM', turns, '')
+  redis.call('ZREM', group_turns, '')
   announce(now, now)
 end
 
@@ -193,7 +193,7 @@ end
 local function without_turn(groups, now)
   local found = {}
   if #groups == 0 then return found end
-  for i, turn in ipairs(redis.call('ZMSCORE', turns, unpack(groups))) do
+  for i, turn in ipairs(redis.call('ZMSCORE', group_turns, unpack(groups))) do
     if not turn or tonumber(turn) > now then found[#found + 1] = groups[i] end
   end
   return found

@@ -110,6 +110,6 @@ local function settle(groups, now, has_new_suspects, served_at)
       due_turns[group], trial_turns[group] = next_turns(group, limits[group], now, may_have_suspects)
     end
   end
-  put_turns(turns, groups, due_turns, now, served_at)
+  put_turns(group_turns, groups, due_turns, now, served_at)
   if may_have_suspects then put_turns(trials, groups, trial_turns, now, served_at) end
 end

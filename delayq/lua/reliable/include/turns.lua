@@ -193,7 +193,7 @@
     has_taken_turns = true
     -- One of them may be the queue itself.
     local most = limit + (queue_limit and 1 or 0)
-    local groups, sources, first_ungrouped = redis.call('ZRANGEBYSCORE', turns, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most), {}, nil
+    local groups, sources, first_ungrouped = redis.call('ZRANGEBYSCORE', group_turns, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most), {}, nil
     all_grouped = true
     for priority = highest, 0, -1 do
       local due = tonumber(redis.call('ZRANGE', waiting[priority], 0, 0, 'WITHSCORES')[2])
@@ -246,7 +246,7 @@
   local function settle_next()
     check_messages()
     -- The first write frees memory: then a full server accepts the rest.
-    redis.call('ZREM', turns, '')
+    redis.call('ZREM', group_turns, '')
     local groups = {}
     for _ = 1, 50 do
       local member = redis.call('ZRANGEBYLEX', group_members, '(' .. settled_to, '+', 'LIMIT', 0, 1)[1]
@@ -299,7 +299,7 @@
   -- Fail if a key of a foreign type would be written: taking turns has read some already.
   local function check_turns()
     if some_grouped and (not has_taken_turns or #gone > 0) then check_groups() end
-    if queue_limit and not has_taken_turns then redis.call('ZSCORE', turns, '') end
+    if queue_limit and not has_taken_turns then redis.call('ZSCORE', group_turns, '') end
   end
 
   -- Take out what is handed out.
@@ -399,8 +399,8 @@
         without_turn[#without_turn + 1] = line.group
       end
     end
-    if #without_turn > 0 then redis.call('ZREM', turns, unpack(without_turn)) end
-    if #next_turns > 0 then redis.call('ZADD', turns, unpack(next_turns)) end
+    if #without_turn > 0 then redis.call('ZREM', group_turns, unpack(without_turn)) end
+    if #next_turns > 0 then redis.call('ZADD', group_turns, unpack(next_turns)) end
   end
 
   -- Correct the turns of the others, whose limits may have changed since they got them. Return the
@@ -417,7 +417,7 @@
       settle(groups, now)
       has_trials = true
     end
-    local soonest = redis.call('ZRANGEBYSCORE', turns, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+    local soonest = redis.call('ZRANGEBYSCORE', group_turns, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
     -- The empty name is the queue itself.
     local at = soonest[1] == '' and 4 or 2
     if soonest[at] then wait = math.max(0, math.ceil(tonumber(soonest[at])) - now) end
@@ -462,7 +462,7 @@
     if holds_one(groups_of(redis.call('ZRANGE', group_waiting, 0, math.min(due, 20) - 1))) then return true end
     if due <= 20 then return false end
     if holds_one(groups_of(redis.call('ZRANGE', group_waiting, math.max(20, due - 20), due - 1))) then return true end
-    return holds_one(redis.call('ZRANGEBYSCORE', turns, '(' .. format_score(now), '+inf', 'LIMIT', 0, 20))
+    return holds_one(redis.call('ZRANGEBYSCORE', group_turns, '(' .. format_score(now), '+inf', 'LIMIT', 0, 20))
   end
 
   -- Return the longest period of the rates that have counted what was handed out; 0 if none has.
@@ -482,11 +482,11 @@
     if not queue_limit then return wait, has_suspects, false, false, false end
     local moment = limit_of_queue and free_from(limit_of_queue, '', now, running_in_queue, first_end_in_queue) or now
     if moment > now and (has_suspects or wait >= 0 and wait < moment - now) then
-      local is_first, waits = false, wants_more or redis.call('ZSCORE', turns, '')
-      if waits then is_first = redis.call('ZADD', turns, format_score(moment), '') == 1 end
+      local is_first, waits = false, wants_more or redis.call('ZSCORE', group_turns, '')
+      if waits then is_first = redis.call('ZADD', group_turns, format_score(moment), '') == 1 end
       return moment - now, false, has_suspects or wait == 0, not waits, is_first
     end
-    redis.call('ZREM', turns, '')
+    redis.call('ZREM', group_turns, '')
     return wait, has_suspects, false, false, false
   end
 
