@@ -35,7 +35,7 @@ MESSAGES = (
     "group_members",
     "group_waiting",
     "group_turns",
-    "trials",
+    "suspect_turns",
     "starts",
     "expiring",
 )
@@ -50,7 +50,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|positions|group_members|group_waiting|group_turns|trials|starts|expiring|done|moments"
+    r"|positions|group_members|group_waiting|group_turns|suspect_turns|starts|expiring|done|moments"
     r"|dead|dead:messages|paused|stopping|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
@@ -189,7 +189,7 @@ class ReliableKeys:
     def re_checked(self) -> tuple[str, ...]:
         """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
         rest = (self.stopping, self.schedules, self.settings, self.wake, self.summons)
-        turns = (self.named("group_turns"), self.named("trials"))
+        turns = (self.named("group_turns"), self.named("suspect_turns"))
         return (self.leased, *self.waiting, *turns, *rest)
 
     @property

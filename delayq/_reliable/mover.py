@@ -418,7 +418,7 @@ class _Source:
         )
         await _gather(
             (
-                *(self._members(name, self._of_groups) for name in ("group_turns", "trials")),
+                *(self._members(name, self._of_groups) for name in ("group_turns", "suspect_turns")),
                 self._fields(
                     "schedules",
                     _by_content(lambda entry: move.of_name(entry[0]) if entry[0] else None),

@@ -620,10 +620,10 @@ class GroupsMachine(RuleBasedStateMachine):
             assert (stored_turn <= 0) == (turn <= model.now)
             assert turn <= model.now or hours(stored_turn) == turn - model.now
         suspects = [each for each in model.of(group) if each.suspect]
-        assert (group in stored.trials) == (bool(suspects) and group not in model.asleep)
+        assert (group in stored.suspect_turns) == (bool(suspects) and group not in model.asleep)
         if suspects and group not in model.asleep:
             gate = model.gate_of(group)
-            assert (stored.trials[group] <= 0) == (gate <= model.now)
+            assert (stored.suspect_turns[group] <= 0) == (gate <= model.now)
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
@@ -642,7 +642,7 @@ class GroupsMachine(RuleBasedStateMachine):
         stored = await self.store.look()
         stored.demand_no_orphans()
         assert not stored.live
-        assert not any((stored.group_members, stored.group_turns, stored.trials))
+        assert not any((stored.group_members, stored.group_turns, stored.suspect_turns))
 
 
 def parts(place: str) -> tuple[str, str, float]:

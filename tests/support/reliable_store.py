@@ -134,7 +134,7 @@ class Stored:
     group_waiting: dict[str, float]
     """When each waiting message of a group is due, by id; these are in ``live``, too."""
     group_turns: dict[str, float]
-    trials: dict[str, float]
+    suspect_turns: dict[str, float]
     starts: list[str]
     recorded: dict[str, float]
     """When each record was changed last, by id, in order."""
@@ -271,7 +271,7 @@ class Store:
             group_members=list(_pairs(parts[23])),
             group_waiting=grouped,
             group_turns=turns,
-            trials=trials,
+            suspect_turns=trials,
             starts=list(_pairs(parts[27])),
             recorded={key: float(moment) - now for key, moment in _pairs(parts[28]).items()},
             records=set(_pairs(parts[29])),

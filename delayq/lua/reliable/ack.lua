@@ -17,7 +17,7 @@
 -- include: clock
 -- include: leases
 
-local some_details = redis.call('EXISTS', trials, sparse_hashes())
+local some_details = redis.call('EXISTS', suspect_turns, sparse_hashes())
 local some_grouped = some_details > 0 and redis.call('EXISTS', positions) == 1
 local only_grouped = some_grouped and some_details == 1
 local ends = read_leases(ids, runs, some_details > 0 and not only_grouped)

@@ -72,7 +72,7 @@ local looks_left = limit + 400
 -- there is nothing to look up.
 local highest, some_tried, some_expire, some_kept, some_grouped = 0, false, false, false, false
 local some_stop = false
-local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, positions, trials, stopping, unpack(waiting))
+local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, positions, suspect_turns, stopping, unpack(waiting))
 if used_keys > 0 then some_grouped = redis.call('HLEN', positions) > 0 end
 local some_used = used_keys > (some_grouped and 1 or 0)
 if some_used then

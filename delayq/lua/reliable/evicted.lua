@@ -17,7 +17,7 @@
 -- Return whether a group whose messages wait has no turn, although it is not paused, and nothing
 -- that runs holds it up.
 local function misses_turn(group)
-  if redis.call('ZSCORE', group_turns, group) or redis.call('ZSCORE', trials, group) then return false end
+  if redis.call('ZSCORE', group_turns, group) or redis.call('ZSCORE', suspect_turns, group) then return false end
   local limits, are_paused = limits_of({group})
   local limit = limits[group]
   return not are_paused[group] and not (limit and limit.ordered and first_behind(group))

@@ -59,7 +59,7 @@ local waits_for_slot = awaits_slot()
 local groups = leave_lines(finished)
 redis.call('ZREM', leased, unpack(finished))
 delete_details(finished)
-settle(waiting_for_slots(groups, now, redis.call('EXISTS', trials) == 1), now)
+settle(waiting_for_slots(groups, now, redis.call('EXISTS', suspect_turns) == 1), now)
 if waits_for_slot then free_slot(now) end
 if remember_us > 0 then
   trim_done(now)

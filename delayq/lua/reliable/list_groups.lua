@@ -50,7 +50,7 @@ for i = 1, tonumber(limit) do
   local group = group_of(member)
   local all = redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0!', '(' .. group .. '\0\127')
   local running = running_of(group, now)
-  local turn, trial = redis.call('ZSCORE', group_turns, group), redis.call('ZSCORE', trials, group)
+  local turn, trial = redis.call('ZSCORE', group_turns, group), redis.call('ZSCORE', suspect_turns, group)
   local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(trial or nil) or MAX_SCORE)
   local own, usual = unpack(redis.call('HMGET', settings, 'group:' .. group, 'group_limit'))
   local its_own = own and string.match(own, '=(.*)$')

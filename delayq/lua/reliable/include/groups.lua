@@ -12,7 +12,7 @@
 -- So the next message of a group, the number of its running ones and the end of their first lease
 -- are each one look, and a lease that ends frees its slot by itself.
 --
--- `group_turns` and `trials` have the groups of which a message may be handed out some time, scored by
+-- `group_turns` and `suspect_turns` have the groups of which a message may be handed out some time, scored by
 -- that moment: a message that waits, and a suspect. The limits of the group count there, and those
 -- of the queue do not. Of several groups that are due, the first in `group_turns` is next; a group that
 -- was served goes to the end. The empty name in `group_turns` is the queue itself: it waits for the moment
@@ -67,7 +67,7 @@ end
 -- Fail if one of the keys of groups is of a foreign type: call this before the first write.
 local function check_groups()
   redis.call('HGET', positions, '')
-  for _, set in ipairs({group_waiting, group_members, group_turns, trials, starts}) do redis.call('ZSCORE', set, '') end
+  for _, set in ipairs({group_waiting, group_members, group_turns, suspect_turns, starts}) do redis.call('ZSCORE', set, '') end
 end
 
 -- A limit is text such as "c5r100p1000000o": 5 running, 100 starts in a second, ordered.

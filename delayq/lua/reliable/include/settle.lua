@@ -102,7 +102,7 @@ end
 -- of them may have its first suspect; `served_at` when they were served, by their names, if they were.
 local function settle(groups, now, has_new_suspects, served_at)
   if #groups == 0 then return end
-  local may_have_suspects = has_new_suspects or redis.call('EXISTS', trials) == 1
+  local may_have_suspects = has_new_suspects or redis.call('EXISTS', suspect_turns) == 1
   local limits, are_paused = limits_of(groups)
   local due_turns, trial_turns = {}, {}
   for _, group in ipairs(groups) do
@@ -111,5 +111,5 @@ local function settle(groups, now, has_new_suspects, served_at)
     end
   end
   put_turns(group_turns, groups, due_turns, now, served_at)
-  if may_have_suspects then put_turns(trials, groups, trial_turns, now, served_at) end
+  if may_have_suspects then put_turns(suspect_turns, groups, trial_turns, now, served_at) end
 end

@@ -164,7 +164,7 @@
 
   -- Return the first suspect of a group, of those whose turn it is.
   local function find_suspect_of_group()
-    for _, group in ipairs(redis.call('ZRANGEBYSCORE', trials, '-inf', now, 'LIMIT', 0, 10)) do
+    for _, group in ipairs(redis.call('ZRANGEBYSCORE', suspect_turns, '-inf', now, 'LIMIT', 0, 10)) do
       local line = new_line(group)
       open_lines({line})
       local member = redis.call('ZRANGEBYLEX', group_members, '[' .. line.base .. '?', '(' .. line.base .. '@', 'LIMIT', 0, 1)[1]
@@ -422,8 +422,8 @@
     local at = soonest[1] == '' and 4 or 2
     if soonest[at] then wait = math.max(0, math.ceil(tonumber(soonest[at])) - now) end
     if has_trials then
-      has_suspects = redis.call('ZCOUNT', trials, '-inf', now) > 0
-      local later = redis.call('ZRANGEBYSCORE', trials, '(' .. format_score(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+      has_suspects = redis.call('ZCOUNT', suspect_turns, '-inf', now) > 0
+      local later = redis.call('ZRANGEBYSCORE', suspect_turns, '(' .. format_score(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
       if later then wait = shorter_wait(wait, math.max(0, math.ceil(tonumber(later)) - now)) end
     end
     return wait, has_suspects
@@ -498,7 +498,7 @@
       local _, _, _, _, free_slots = rare()
       free_slots(over, now)
     end
-    local first_trial = some_grouped and some_used and tonumber(redis.call('ZRANGE', trials, 0, 0, 'WITHSCORES')[2]) or nil
+    local first_trial = some_grouped and some_used and tonumber(redis.call('ZRANGE', suspect_turns, 0, 0, 'WITHSCORES')[2]) or nil
     has_trials = first_trial ~= nil
     if not limit_of_queue then return has_trials and first_trial <= now end
     local room
