@@ -36,7 +36,7 @@ MESSAGES = (
     "group_waiting",
     "group_turns",
     "suspect_turns",
-    "starts",
+    "rate_log",
     "expiring",
 )
 """The names that scripts give to the keys of messages, which
@@ -50,7 +50,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|positions|group_members|group_waiting|group_turns|suspect_turns|starts|expiring|done|moments"
+    r"|positions|group_members|group_waiting|group_turns|suspect_turns|rate_log|expiring|done|moments"
     r"|dead|dead:messages|paused|stopping|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)

@@ -43,7 +43,7 @@ ASIDE = (
 GROUP_FIELD = b"group:"
 """The beginning of the names of settings that groups have of their own."""
 # Keys that the server drops when nothing in them counts any more.
-_EXPIRING = ("done", "shared_moments", "recorded", "records", "awaited", "starts")
+_EXPIRING = ("done", "shared_moments", "recorded", "records", "awaited", "rate_log")
 # The range of the members of `starts` that belong to no group.
 _STARTS_OF_QUEUE = (b"[\0", b"(\0:")
 
@@ -161,12 +161,12 @@ class MovedPartition:
 
     async def starts(self) -> list[bytes]:
         """Return the starts that the rate of the whole queue counts."""
-        key = self._keys.aside("starts")
+        key = self._keys.aside("rate_log")
         return list(await self._client.command("ZRANGEBYLEX", key, *_STARTS_OF_QUEUE))
 
     async def starts_of_groups(self, limit: int) -> list[Entry]:
         """Return the first starts that rates of groups count, and their scores."""
-        key, after = self._keys.aside("starts"), _STARTS_OF_QUEUE[1].replace(b"(", b"[")
+        key, after = self._keys.aside("rate_log"), _STARTS_OF_QUEUE[1].replace(b"(", b"[")
         starts = await self._client.command("ZRANGEBYLEX", key, after, "+", "LIMIT", 0, limit)
         return [(member, b"0") for member in starts]
 

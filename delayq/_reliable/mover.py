@@ -356,7 +356,7 @@ class Mover:
         everything is moved: whoever continues the move has to number them in the same way.
         """
         merged = set().union(*await _gather(source.starts() for source in self._sources))
-        lives_ms = max(await _gather(source.lives_ms("starts") for source in self._sources))
+        lives_ms = max(await _gather(source.lives_ms("rate_log") for source in self._sources))
         count, entries = 0, []
         for start in filter(None, map(_START.fullmatch, sorted(merged))):
             size = int(start[4]) - int(start[3])
@@ -364,7 +364,7 @@ class Mover:
             entries.append((None, (member, b"0")))
             count += size
         for at in range(0, len(entries), _PAGE):
-            await self.send("starts", "scores", entries[at : at + _PAGE], lives_ms)
+            await self.send("rate_log", "scores", entries[at : at + _PAGE], lives_ms)
 
     def _report(self, **changes: int | Phase) -> None:
         self._state = replace(self._state, **changes)  # type: ignore[arg-type]
@@ -402,7 +402,7 @@ class _Source:
                     drop=False,
                 ),
                 self._members("group_members", self._of_groups),
-                self._members("starts", self._of_groups, self._partition.starts_of_groups),
+                self._members("rate_log", self._of_groups, self._partition.starts_of_groups),
                 self._members("recorded", self._of_messages),
                 self._members("awaited", self._of_messages),
                 # Those of groups are looked for in the partition of the group, which is not known

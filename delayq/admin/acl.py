@@ -98,7 +98,7 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
     ("reliable", "admin"): _Work(
         f"{_READ_RELIABLE} hscan set zmscore hset hdel hlen pttl pexpire unlink zrem"
         " time zcount zrangebylex zremrangebylex",
-        "done shared_moments awaited recorded records starts aside",
+        "done shared_moments awaited recorded records rate_log aside",
     ),
     ("reliable", "dashboard"): _Work(_READ_RELIABLE, "dead_messages schedules settings"),
 }

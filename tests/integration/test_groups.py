@@ -227,7 +227,7 @@ async def test_a_message_whose_moment_cannot_be_read_is_due(client: Client, raw:
 
 async def test_outdated_starts_are_removed_even_of_deleted_groups(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", group_limit=Limit(rate=1, per=3600))
-    starts = ReliableKeys.of("jobs").named("starts")
+    starts = ReliableKeys.of("jobs").named("rate_log")
     # A group, when it started one, the period, how many it had started before and after, and how
     # many of those count no more.
     gone = [b"gone\0%019.2f 1000000 %d %d 0" % (n, n, n + 1) for n in range(2000)]
@@ -269,7 +269,7 @@ async def test_starts_count_although_the_clock_was_set_back(client: Client, raw:
     jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=15, per=60))
     await jobs.offer_many(of_group("a", *range(40)))
     assert len(await jobs.claim(1)) == 1
-    starts = ReliableKeys.of("jobs").named("starts")
+    starts = ReliableKeys.of("jobs").named("rate_log")
     [start] = await raw.zrange(starts, 0, -1)
     later = b"%019.2f" % (float(start[2:21]) + 3_600_000_000)
     await raw.zadd(starts, {start[:2] + later + start[21:]: 0})

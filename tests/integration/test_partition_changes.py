@@ -110,9 +110,9 @@ async def leave_a_start(jobs: Jobs, raw: Any) -> Clear:
 
     async def forget() -> None:
         for keys in KEYS:
-            await raw.delete(keys.named("starts"))
+            await raw.delete(keys.named("rate_log"))
             # As it was left when its period had ended.
-            await raw.zadd(keys.named("starts"), {"\0" + "0000000000000001.00 5 0 1 0": 0})
+            await raw.zadd(keys.named("rate_log"), {"\0" + "0000000000000001.00 5 0 1 0": 0})
 
     return forget
 

@@ -135,7 +135,7 @@ class Stored:
     """When each waiting message of a group is due, by id; these are in ``live``, too."""
     group_turns: dict[str, float]
     suspect_turns: dict[str, float]
-    starts: list[str]
+    rate_log: list[str]
     recorded: dict[str, float]
     """When each record was changed last, by id, in order."""
     records: set[str]
@@ -272,7 +272,7 @@ class Store:
             group_waiting=grouped,
             group_turns=turns,
             suspect_turns=trials,
-            starts=list(_pairs(parts[27])),
+            rate_log=list(_pairs(parts[27])),
             recorded={key: float(moment) - now for key, moment in _pairs(parts[28]).items()},
             records=set(_pairs(parts[29])),
             records_end_in=(parts[30], parts[31]),

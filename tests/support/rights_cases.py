@@ -177,7 +177,7 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str]]:
         await again.nack(0, "an error")
     await at.raw.hset(RELIABLE.settings, "expired", "dead")
     start = f"\0{START:019.2f} {HOUR_US} 0 9 0"
-    await at.raw.zadd(RELIABLE.named("starts"), {start: 0})
+    await at.raw.zadd(RELIABLE.named("rate_log"), {start: 0})
     ends = await at.raw.zrange(RELIABLE.leased, 0, -1, withscores=True)
     return {name.decode(): (name.decode(), f"{end:.0f}") for name, end in ends}
 

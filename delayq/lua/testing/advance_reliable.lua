@@ -82,7 +82,7 @@ local function move_members(set, level)
 end
 move_values(positions, function(place) return moved_text(place, 1) end)
 move_members(group_members, 1)
-move_members(starts, 0)
+move_members(rate_log, 0)
 local turn = redis.call('HGET', settings, 'turn')
 if turn then redis.call('HSET', settings, 'turn', back(turn)) end
 move_scores(done)
@@ -96,7 +96,7 @@ move_values(records, function(record)
   local state, offered, rest = string.match(record, '^(%a+) (%d+)( .*)$')
   return state and state .. ' ' .. moved_body(offered) .. rest or record
 end)
-for _, key in ipairs({done, recorded, records, starts}) do
+for _, key in ipairs({done, recorded, records, rate_log}) do
   local left = redis.call('PTTL', key)
   if left > 0 then redis.call('PEXPIRE', key, math.max(0, math.ceil(left - by / 1000))) end
 end

@@ -18,7 +18,7 @@
 -- was served goes to the end. The empty name in `group_turns` is the queue itself: it waits for the moment
 -- at which its own limit lets a message run.
 --
--- `starts` has a member for each claim that started messages which a rate counts: group, NUL, the
+-- `rate_log` has a member for each claim that started messages which a rate counts: group, NUL, the
 -- moment in 19 characters, the period of the rate, the number of all starts of the group before and
 -- after, and how many of those before count no more, as far as the claim knew. Each number follows a
 -- space. So the last member and the first one that still counts tell how many starts count. The
@@ -67,7 +67,7 @@ end
 -- Fail if one of the keys of groups is of a foreign type: call this before the first write.
 local function check_groups()
   redis.call('HGET', positions, '')
-  for _, set in ipairs({group_waiting, group_members, group_turns, suspect_turns, starts}) do redis.call('ZSCORE', set, '') end
+  for _, set in ipairs({group_waiting, group_members, group_turns, suspect_turns, rate_log}) do redis.call('ZSCORE', set, '') end
 end
 
 -- A limit is text such as "c5r100p1000000o": 5 running, 100 starts in a second, ordered.
@@ -119,7 +119,7 @@ local function read_starts(limit, group, now, wanted)
   -- Whatever does not begin with a digit is foreign.
   local to, moment_at = '(' .. group .. '\0:', #group + 2
   local found = {count = 0, last = 0, after = 0, over = 0, first = false}
-  local last = redis.call('ZREVRANGEBYLEX', starts, to, '[' .. group .. '\0', 'LIMIT', 0, 1)[1]
+  local last = redis.call('ZREVRANGEBYLEX', rate_log, to, '[' .. group .. '\0', 'LIMIT', 0, 1)[1]
   if not last then return found end
   local moment, after, over = string.match(last, '^(%S+) %S+ %d+ (%d+) (%d+)', moment_at)
   found.last, found.after, found.over = number_or(0, moment), tonumber(after) or 0, tonumber(over) or 0
@@ -127,7 +127,7 @@ local function read_starts(limit, group, now, wanted)
     found.over = found.after
   elseif found.after - found.over + wanted > limit.rate then
     local from = '(' .. group .. '\0' .. format_moment19(now - limit.per) .. '\255'
-    local first = redis.call('ZRANGEBYLEX', starts, from, to, 'LIMIT', 0, 1)[1]
+    local first = redis.call('ZRANGEBYLEX', rate_log, from, to, 'LIMIT', 0, 1)[1]
     local first_moment, before = string.match(first or last, '^(%S+) %S+ (%d+)', moment_at)
     found.first, found.over = number_or(now, first_moment), tonumber(before) or 0
   end
@@ -135,7 +135,7 @@ local function read_starts(limit, group, now, wanted)
   return found
 end
 
--- Return those of these members of `starts` that count no more.
+-- Return those of these members of `rate_log` that count no more.
 local function starts_over(members, now)
   local over = {}
   for _, member in ipairs(members) do

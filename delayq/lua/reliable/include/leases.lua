@@ -25,7 +25,7 @@
 --   group_waiting  ZSET  ids of messages of groups that wait, scored by their due time, microseconds
 --   group_turns  ZSET  groups, scored by the moment at which one of these may be handed out
 --   suspect_turns  ZSET  groups, scored by the moment at which one of their suspects may be
---   starts      ZSET  starts that rates count, all with the same score
+--   rate_log    ZSET  starts that rates count, all with the same score
 --   expiring    ZSET  ids with a time to live, scored by the moment from which they count as absent,
 --                     microseconds: its end, or that of the lease if that is later
 

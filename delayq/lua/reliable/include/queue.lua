@@ -13,7 +13,7 @@
 local function check_messages()
   check_details()
   redis.call('HGET', bodies, '')
-  for _, set in ipairs({leased, group_waiting, group_members, group_turns, suspect_turns, starts, waiting[0], unpack(waiting)}) do
+  for _, set in ipairs({leased, group_waiting, group_members, group_turns, suspect_turns, rate_log, waiting[0], unpack(waiting)}) do
     redis.call('ZSCORE', set, '')
   end
 end

@@ -15,7 +15,7 @@ end
 
 -- Take back one number of starts of a group. Return false if nothing is to be changed.
 local function without_starts(count)
-  local members = redis.call('ZRANGEBYLEX', starts, '[' .. count.own, '(' .. count.group .. '\0:', 'LIMIT', 0, 201)
+  local members = redis.call('ZRANGEBYLEX', rate_log, '[' .. count.own, '(' .. count.group .. '\0:', 'LIMIT', 0, 201)
   -- It may count no more; or the clock was set back; or too many have followed: then it has started.
   if #members > 200 or string.sub(members[1] or '', 1, #count.own) ~= count.own then return false end
   local changed, first_after = {}, nil
@@ -44,8 +44,8 @@ local function take_back_starts(counts)
     local members, changed = without_starts(count)
     if members then
       -- In this order, the set is not empty in between, and keeps its time to live.
-      if #changed > 0 then redis.call('ZADD', starts, unpack(changed)) end
-      redis.call('ZREM', starts, unpack(members))
+      if #changed > 0 then redis.call('ZADD', rate_log, unpack(changed)) end
+      redis.call('ZREM', rate_log, unpack(members))
     end
   end
 end

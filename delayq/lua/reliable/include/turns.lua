@@ -322,15 +322,15 @@
       local base, before, after = group .. '\0', counted.after, counted.after + started
       -- Those that count no more make room.
       if counted.first or counted.over == counted.after and counted.last > 0 then
-        redis.call('ZREMRANGEBYLEX', starts, '[' .. base, '(' .. base .. format_moment19(now - its_limit.per) .. '\255')
+        redis.call('ZREMRANGEBYLEX', rate_log, '[' .. base, '(' .. base .. format_moment19(now - its_limit.per) .. '\255')
       end
       if counted.last >= now then
         -- The clock was set back. Starts in the future count as if they were made now, so that moments
         -- and numbers have the same order.
         local from, to = '[' .. base .. format_moment19(now), '(' .. base .. ':'
-        local first = redis.call('ZRANGEBYLEX', starts, from, to, 'LIMIT', 0, 1)[1]
+        local first = redis.call('ZRANGEBYLEX', rate_log, from, to, 'LIMIT', 0, 1)[1]
         before = tonumber(string.match(first or '', '^%S+ %S+ (%d+)', #base + 1)) or before
-        redis.call('ZREMRANGEBYLEX', starts, from, to)
+        redis.call('ZREMRANGEBYLEX', rate_log, from, to)
       end
       added[#added + 1] = 0
       added[#added + 1] = base .. format_moment19(now) .. ' ' .. its_limit.per .. ' ' .. before .. ' ' .. after .. ' ' .. counted.over
@@ -345,15 +345,15 @@
     -- those make room than have come since the last time.
     if now % 4 == 0 then
       local few = 4 + math.floor(#added / 8)
-      local over = starts_over(redis.call('ZRANDMEMBER', starts, -few), now)
+      local over = starts_over(redis.call('ZRANDMEMBER', rate_log, -few), now)
       if #over > few / 2 then
-        over = starts_over(redis.call('ZRANDMEMBER', starts, -4 * (#added + 2)), now)
-        redis.call('ZREM', starts, '', unpack(over))
+        over = starts_over(redis.call('ZRANDMEMBER', rate_log, -4 * (#added + 2)), now)
+        redis.call('ZREM', rate_log, '', unpack(over))
       end
     end
-    redis.call('ZADD', starts, unpack(added))
+    redis.call('ZADD', rate_log, unpack(added))
     local keep_ms = math.ceil(longest / 1000)
-    if redis.call('PTTL', starts) < keep_ms then redis.call('PEXPIRE', starts, 2 * keep_ms) end
+    if redis.call('PTTL', rate_log) < keep_ms then redis.call('PEXPIRE', rate_log, 2 * keep_ms) end
   end
 
   -- Return the next turn of a line of which messages were handed out.

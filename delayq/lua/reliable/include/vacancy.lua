@@ -19,8 +19,8 @@ local function is_vacant(now)
   for _, ends in ipairs({done, stopping}) do
     if redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf') > 0 then return false end
   end
-  if redis.call('ZCARD', starts) > 1000 then return false end
-  for _, start in ipairs(redis.call('ZRANGE', starts, 0, -1)) do
+  if redis.call('ZCARD', rate_log) > 1000 then return false end
+  for _, start in ipairs(redis.call('ZRANGE', rate_log, 0, -1)) do
     local moment, period = string.match(start, '%z([%d.]+) (%S+)')
     if number_or(0, moment) + number_or(0, period) > now then return false end
   end
