@@ -51,7 +51,7 @@ SALT_LENGTH = 3
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
     r"|positions|group_members|group_waiting|group_turns|suspect_turns|rate_log|expiring|done|moments"
-    r"|dead|dead:messages|paused|stopping|schedules|recorded|records|workers|history)$"
+    r"|dead|dead:messages|paused|kept_slots|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
@@ -86,7 +86,7 @@ class ReliableKeys:
     """HASH of dead letters by id."""
     paused: str
     """STRING that exists while the queue is paused."""
-    stopping: str
+    kept_slots: str
     """ZSET of cancelled messages that keep their slots, scored by the end of their leases,
     microseconds.
     """
@@ -152,7 +152,7 @@ class ReliableKeys:
             dead=f"{prefix}dead",
             dead_messages=f"{prefix}dead:messages",
             paused=f"{prefix}paused",
-            stopping=f"{prefix}stopping",
+            kept_slots=f"{prefix}kept_slots",
             schedules=f"{prefix}schedules",
             recorded=f"{prefix}recorded",
             records=f"{prefix}records",
@@ -188,7 +188,7 @@ class ReliableKeys:
     @property
     def re_checked(self) -> tuple[str, ...]:
         """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
-        rest = (self.stopping, self.schedules, self.settings, self.wake, self.summons)
+        rest = (self.kept_slots, self.schedules, self.settings, self.wake, self.summons)
         turns = (self.named("group_turns"), self.named("suspect_turns"))
         return (self.leased, *self.waiting, *turns, *rest)
 

@@ -37,7 +37,7 @@ Kind = Literal["scores", "fields", "new fields"]
 ASIDE = (
     *MESSAGES,
     *("done", "shared_moments", "dead", "dead_messages", "schedules"),
-    *("recorded", "records", "awaited", "stopping"),
+    *("recorded", "records", "awaited", "kept_slots"),
 )
 """The keys of a partition whose content was placed by the number of partitions."""
 GROUP_FIELD = b"group:"
@@ -85,7 +85,7 @@ class MovedPartition:
         after = f"({await self._client.time_us(self._keys.leased)}"
         counts = [
             await self._client.command("ZCOUNT", key, after, "+inf")
-            for key in (self._keys.leased, self._keys.stopping)
+            for key in (self._keys.leased, self._keys.kept_slots)
         ]
         return sum(counts)
 
@@ -99,7 +99,7 @@ class MovedPartition:
             How many messages workers have, with those that were cancelled and still run.
         """
         pairs = ((self._keys.named(name), self._keys.aside(name)) for name in ASIDE)
-        fixed_keys = (self._keys.leased, self._keys.stopping, self._keys.settings)
+        fixed_keys = (self._keys.leased, self._keys.kept_slots, self._keys.settings)
         keys = (*fixed_keys, *chain.from_iterable(pairs))
         return int(await self._client.run(SET_ASIDE, keys, (self._epoch, partitions)))
 

@@ -414,7 +414,7 @@ class _Source:
         )
         await _gather(
             self._members(name, self._of_messages)
-            for name in ("stopping", "expiring", "leased", "group_waiting", *MESSAGES[:PRIORITIES])
+            for name in ("kept_slots", "expiring", "leased", "group_waiting", *MESSAGES[:PRIORITIES])
         )
         await _gather(
             (

@@ -105,7 +105,7 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
 
 _KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns summons"
 _KEYS_OF_RELIABLE = (
-    "wake summons done shared_moments dead dead_messages paused stopping schedules recorded records"
+    "wake summons done shared_moments dead dead_messages paused kept_slots schedules recorded records"
     " awaited settings history workers worker_facts"
 )
 

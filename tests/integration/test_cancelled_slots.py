@@ -97,7 +97,7 @@ async def test_a_worker_that_dies_frees_the_slots_of_a_cancelled_message_at_the_
     await last.ack()
     stored = await store.look()
     assert not any((stored.positions, stored.group_members, stored.group_turns))
-    assert await raw.keys("*:stopping") == []
+    assert await raw.keys("*:kept_slots") == []
 
 
 @pytest.mark.every_server
@@ -134,11 +134,11 @@ async def test_a_cancelled_message_that_was_claimed_ahead_keeps_no_slots(
         ahead = [each[1].id for reader in jobs._open.dispatcher._holders for each in reader.ahead]
         if ahead and not cancelled:
             cancelled = await jobs.cancel_many(map(bytes.decode, ahead), running=True)
-            assert await raw.keys("*:stopping")
+            assert await raw.keys("*:kept_slots")
         if (not stays and cancelled) or not (await jobs.stats()).ready:
             break
     assert all(cancelled)
-    await until(lambda: raw.keys("*:stopping"), equals=[])
+    await until(lambda: raw.keys("*:kept_slots"), equals=[])
 
 
 async def test_a_message_without_a_block_has_ended_once_its_holder_is_told(

@@ -573,7 +573,7 @@ class GroupsMachine(RuleBasedStateMachine):
             for each in model.live.values()
             if each.lease or (each.suspect and each.group is None)
         }
-        assert len(stored.stopping) == len(model.stopping)
+        assert len(stored.kept_slots) == len(model.stopping)
         of_live = {key: place for key, place in stored.positions.items() if key in model.live}
         assert {key: parts(place)[:2] for key, place in of_live.items()} == {
             each.id: (each.group, level_of(each))

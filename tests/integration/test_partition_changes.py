@@ -75,8 +75,8 @@ async def leave_a_cancelled_message(jobs: Jobs, raw: Any) -> Clear:
 
     async def end() -> None:
         for keys in KEYS:
-            for name in await raw.zrange(keys.stopping, 0, -1):
-                await raw.zadd(keys.stopping, {name: 1})
+            for name in await raw.zrange(keys.kept_slots, 0, -1):
+                await raw.zadd(keys.kept_slots, {name: 1})
 
     return end
 

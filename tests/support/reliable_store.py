@@ -117,7 +117,7 @@ class Stored:
     suspects: set[str]
     """Ids of messages without a group that wait as suspects; these are in ``leases``, too."""
     expiries: dict[str, float]
-    stopping: dict[str, float]
+    kept_slots: dict[str, float]
     """When the slots are freed at the latest that cancelled messages keep, by their names."""
     expiring: dict[str, float]
     """When each of these counts as absent, unless a worker takes it."""
@@ -177,7 +177,7 @@ class Stored:
                 assert (self.expiring[key] < 0) == (end < 0)
         assert set(self.tokens) <= set(self.leases)
         assert {key for key, lost in self.lost.items() if lost > 1} >= self.suspects
-        assert set(self.group_waiting) <= set(self.positions) <= {*live, *self.stopping}
+        assert set(self.group_waiting) <= set(self.positions) <= {*live, *self.kept_slots}
         # A group that has settings of its own has a member without a place.
         lines = [member for member in self.group_members if not member.endswith("\0\x7f")]
         assert sorted(lines) == sorted(place + key for key, place in self.positions.items())
@@ -214,7 +214,7 @@ class Store:
             *self.keys.messages[17:-1],
             *(getattr(self.keys, name) for name in later_keys),
             self.keys.named("expiring"),
-            self.keys.stopping,
+            self.keys.kept_slots,
         )
 
     async def let_pass(self, seconds: float) -> None:
@@ -259,7 +259,7 @@ class Store:
             suspects=suspects,
             expiries={key: float(end) - now for key, end in expiries.items()},
             expiring={key: float(end) - now for key, end in _pairs(parts[32]).items()},
-            stopping={key: float(end) - now for key, end in _pairs(parts[33]).items()},
+            kept_slots={key: float(end) - now for key, end in _pairs(parts[33]).items()},
             errors={key: error.decode() for key, error in errors.items()},
             priorities={key: int(priority) for key, priority in priorities.items()},
             done={key: float(end) - now for key, end in done.items()},

@@ -58,7 +58,7 @@ def keys_of(script: Script) -> list[str]:
         if script in (RECEIVE, DROP, DISCARD):
             return [RELIABLE.settings, RELIABLE.done]
         if script is SET_ASIDE:
-            common_keys = [RELIABLE.leased, RELIABLE.stopping, RELIABLE.settings]
+            common_keys = [RELIABLE.leased, RELIABLE.kept_slots, RELIABLE.settings]
             return [*common_keys, RELIABLE.done, RELIABLE.aside("done")]
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
@@ -448,7 +448,7 @@ async def stopping(at: Prepared) -> None:
     """Let a message of a group keep its slots that was cancelled while a worker had it."""
     await grouped(at)
     name, place = "a\x009000000000000000", "tenant\0~9000000000000000.00"
-    await at.raw.zadd(RELIABLE.stopping, {name: 9_000_000_000_000_000})
+    await at.raw.zadd(RELIABLE.kept_slots, {name: 9_000_000_000_000_000})
     await at.raw.zadd(RELIABLE.named("group_members"), {place + name: 0})
     await at.raw.hset(RELIABLE.named("positions"), name, place)
 

@@ -6,8 +6,8 @@
 --   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the cancellation
 --                      of a message that a worker has is announced: "cancelled", the token of its
 --                      lease, and its id; and its end: "finished", and its id
---   stopping  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/stopping.lua
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
+--                      leases, microseconds: see include/kept_slots.lua
 -- Arguments:
 --   with_leased  0 or 1  whether to delete messages that workers have
 --   id...        text    of each message
@@ -21,12 +21,12 @@
 -- include: groups
 -- include: settle
 -- include: queue
--- include: stopping
+-- include: kept_slots
 -- include: at_rest
 
 -- A key of a foreign type must fail before the first write, and before any worker is told.
 check_messages()
-redis.call('ZSCORE', stopping, '')
+redis.call('ZSCORE', kept_slots, '')
 local keep = redis.call('HGET', settings, 'keep')
 local now = now_us()
 local reply = {}

@@ -8,8 +8,8 @@
 --   wake           CHANNEL  where other clients are told that they need not look
 --   settings       HASH     see include/settings.lua; and CHANNEL of that name, where the end of
 --                           messages is announced: "finished", and the id
---   stopping       ZSET     names of cancelled messages that keep their slots, scored by the end of
---                           their leases, microseconds: see include/stopping.lua
+--   kept_slots     ZSET     names of cancelled messages that keep their slots, scored by the end of
+--                           their leases, microseconds: see include/kept_slots.lua
 --   call           STRING   number of this client's last claim, and the token of its leases
 -- Arguments:
 --   number        int     of this claim, higher than that of the client's last one
@@ -71,8 +71,8 @@ local looks_left = limit + 400
 -- Most queues have only messages that were never tried, of one priority and without an expiry: then
 -- there is nothing to look up.
 local highest, some_tried, some_expire, some_kept, some_grouped = 0, false, false, false, false
-local some_stop = false
-local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, positions, suspect_turns, stopping, unpack(waiting))
+local some_kept_slots = false
+local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, positions, suspect_turns, kept_slots, unpack(waiting))
 if used_keys > 0 then some_grouped = redis.call('HLEN', positions) > 0 end
 local some_used = used_keys > (some_grouped and 1 or 0)
 if some_used then
@@ -81,9 +81,9 @@ if some_used then
   some_tried = redis.call('EXISTS', attempts) == 1
   some_expire = redis.call('EXISTS', expiries) == 1
   some_kept = redis.call('EXISTS', tokens) == 1
-  some_stop = redis.call('EXISTS', stopping) == 1
+  some_kept_slots = redis.call('EXISTS', kept_slots) == 1
   -- A key of a foreign type must fail before the first write.
-  if some_stop then redis.call('ZSCORE', stopping, '') end
+  if some_kept_slots then redis.call('ZSCORE', kept_slots, '') end
 end
 
 -- The changes are collected: a script is refused before its first write, or does its work.
@@ -221,7 +221,7 @@ local some_trials, all_grouped = false, false
 -- these functions. They take what they need from one function, because the functions of a script
 -- cost the more, the more variables of its own each of them uses.
 local by_turns
-if some_grouped or queue_limit or settled_to or some_stop then by_turns = (function()
+if some_grouped or queue_limit or settled_to or some_kept_slots then by_turns = (function()
 -- include: groups
 -- include: turns
 end)() end
@@ -375,7 +375,7 @@ if settled_to or some_lost then wait = 0 end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
 -- The slots of cancelled messages hold groups up as leases do.
-if some_stop then wait = shorter_wait(wait, (wait_us(stopping, now, 1))) end
+if some_kept_slots then wait = shorter_wait(wait, (wait_us(kept_slots, now, 1))) end
 local listeners = 0
 if nobody_waits then
   -- A notice would spare nobody a look, and cost as many deliveries as clients listen.

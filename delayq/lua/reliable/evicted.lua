@@ -3,7 +3,7 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   settings  HASH  see include/groups.lua
---   stopping  ZSET  names of cancelled messages that keep their slots, which have places, too
+--   kept_slots  ZSET  names of cancelled messages that keep their slots, which have places, too
 -- Roles: admin, dashboard, consumer
 -- Repeatable: yes
 --
@@ -34,6 +34,6 @@ if in_groups > 0 then
   local group = first and group_of(redis.call('HGET', positions, first) or '')
   if redis.call('EXISTS', positions, group_members) < 2 or group and misses_turn(group) then out_of_line = in_groups end
 end
-local misses_grouped = in_groups + of_workers == 0 and redis.call('HLEN', positions) > redis.call('ZCOUNT', stopping, '-inf', '+inf')
+local misses_grouped = in_groups + of_workers == 0 and redis.call('HLEN', positions) > redis.call('ZCOUNT', kept_slots, '-inf', '+inf')
 local is_unlisted = has_bodies and (listed == 0 or misses_grouped)
 return {has_bodies and 0 or listed, out_of_line, is_unlisted and 1 or 0}

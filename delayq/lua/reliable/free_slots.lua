@@ -5,8 +5,8 @@
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a free slot is announced, microseconds
 --   settings  HASH     see include/settings.lua
---   stopping  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/stopping.lua
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
+--                      leases, microseconds: see include/kept_slots.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
@@ -19,7 +19,7 @@
 -- include: groups
 -- include: settle
 -- include: queue
--- include: stopping
+-- include: kept_slots
 
 -- A key of a foreign type must fail before the first write.
 check_messages()
@@ -27,7 +27,7 @@ redis.call('HGET', settings, 'group_limit')
 local names = {}
 for at = FIRST, #ARGV, STRIDE do
   local name = name_of(ARGV[at + ID], ARGV[at + TOKEN])
-  if redis.call('ZSCORE', stopping, name) then names[#names + 1] = name end
+  if redis.call('ZSCORE', kept_slots, name) then names[#names + 1] = name end
 end
 if #names > 0 then free_slots(names, now_us()) end
 return #names

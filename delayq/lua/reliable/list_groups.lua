@@ -3,7 +3,7 @@
 -- Keys:
 --   leases    see include/leases.lua
 --   settings  HASH  see include/groups.lua
---   stopping  ZSET  see include/stopping.lua
+--   kept_slots  ZSET  see include/kept_slots.lua
 -- Arguments:
 --   first  text  the name at which to begin
 --   after  0 or 1  whether to leave that one out
@@ -23,7 +23,7 @@
 local now, reply = now_us(), {}
 -- How many slots are kept beyond the end of their leases, which the next claim frees, by group.
 local over = {}
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', stopping, '-inf', now, 'LIMIT', 0, 100)) do
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', kept_slots, '-inf', now, 'LIMIT', 0, 100)) do
   local group = group_of(redis.call('HGET', positions, name) or '')
   over[group] = (over[group] or 0) + 1
 end

@@ -5,8 +5,8 @@
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
 --   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the end of
 --                      messages is announced: "finished", for all of them
---   stopping  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/stopping.lua
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
+--                      leases, microseconds: see include/kept_slots.lua
 -- Arguments:
 --   state  text  "delayed", "ready" or "all"; with all, those that workers have go too
 --   limit  int   drop this many at most
@@ -19,7 +19,7 @@
 -- include: groups
 -- include: settle
 -- include: queue
--- include: stopping
+-- include: kept_slots
 -- include: at_rest
 
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
@@ -31,7 +31,7 @@ check_messages()
 local keep = redis.call('HGET', settings, 'keep')
 local lengths, sets = {}, used_sets()
 for i, hash in ipairs({sparse_hashes()}) do lengths[i] = redis.call('HLEN', hash) end
-redis.call('ZSCORE', stopping, '')
+redis.call('ZSCORE', kept_slots, '')
 local now = now_us()
 limit = tonumber(limit)
 local from, to = '-inf', '+inf'

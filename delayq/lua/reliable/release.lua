@@ -5,8 +5,8 @@
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
 --   settings  HASH     see include/settings.lua
---   stopping  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/stopping.lua
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
+--                      leases, microseconds: see include/kept_slots.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
@@ -22,7 +22,7 @@
 -- include: groups
 -- include: settle
 -- include: queue
--- include: stopping
+-- include: kept_slots
 -- include: starts
 
 local now = now_us()
@@ -34,7 +34,7 @@ for at = FIRST, #ARGV, STRIDE do
   if is_ours then
     ours[#ours + 1] = id
     if number_or(0, start) > 0 then note_unstarted(counts, id, start) end
-  elseif start ~= '' and redis.call('ZSCORE', stopping, name_of(id, token)) then
+  elseif start ~= '' and redis.call('ZSCORE', kept_slots, name_of(id, token)) then
     cancelled[#cancelled + 1] = name_of(id, token)
   end
 end

@@ -5,8 +5,8 @@
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
 --   settings  HASH     see include/settings.lua
---   stopping  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/stopping.lua
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
+--                      leases, microseconds: see include/kept_slots.lua
 --   call      STRING   number of this client's last claim, the token of its leases, and the moment of
 --                      its starts if a rate has counted them
 -- Arguments:
@@ -20,7 +20,7 @@
 -- include: groups
 -- include: settle
 -- include: queue
--- include: stopping
+-- include: kept_slots
 -- include: starts
 
 local now, ids, cancelled, counts = now_us(), {}, {}, {}
@@ -35,7 +35,7 @@ if last_number == number and token ~= '' then
     end
   end
   -- Nothing has begun.
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', stopping, token, token)) do
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', kept_slots, token, token)) do
     if string.sub(name, -#token - 1) == '\0' .. token then cancelled[#cancelled + 1] = name end
   end
 end

@@ -3,7 +3,7 @@
 --
 -- Keys:
 --   lease_ends  ZSET  `leased` of include/leases.lua
---   slot_ends   ZSET  `stopping` of include/stopping.lua
+--   slot_ends   ZSET  `kept_slots` of include/kept_slots.lua
 --   settings    HASH  see include/settings.lua
 --   key...      any   each key that has anything that was placed by the number of partitions, followed
 --                     by the name that it gets

@@ -11,7 +11,7 @@
 --   records        HASH     these records: see reliable/include/kept.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
 --   settings       HASH     see reliable/include/groups.lua: its field "turn"
---   stopping       ZSET     names of cancelled messages that keep their slots, scored by the end of
+--   kept_slots     ZSET     names of cancelled messages that keep their slots, scored by the end of
 --                           their leases, microseconds
 -- Arguments:
 --   by_us  int  how far, microseconds
@@ -53,7 +53,7 @@ for i = 1, #ids_and_ends, 2 do
   local id = ids_and_ends[i]
   if redis.call('HEXISTS', tokens, id) == 0 then redis.call('HSET', tokens, id, ids_and_ends[i + 1]) end
 end
-for _, set in ipairs({leased, stopping, group_waiting, group_turns, suspect_turns, unpack(waiting, 0)}) do
+for _, set in ipairs({leased, kept_slots, group_waiting, group_turns, suspect_turns, unpack(waiting, 0)}) do
   local first = move_scores(set)
   if first and (not head or first < head) then head = first end
 end

@@ -14,7 +14,7 @@
   -- The rare work, of which each claim needs a part at most once or twice.
   local function rare()
 -- include: settle
--- include: stopping
+-- include: kept_slots
     return settle, leave_lines, line_up, level_of, free_slots, first_due
   end
 
@@ -286,13 +286,13 @@
   -- Return how many messages run, with those that were cancelled and keep their slots.
   local function running_in_queue()
     local from = string.format('(%.0f', now)
-    return redis.call('ZCOUNT', leased, from, '+inf') + (some_stop and redis.call('ZCOUNT', stopping, from, '+inf') or 0)
+    return redis.call('ZCOUNT', leased, from, '+inf') + (some_kept_slots and redis.call('ZCOUNT', kept_slots, from, '+inf') or 0)
   end
 
   local function first_end_in_queue()
     local from = string.format('(%.0f', now)
     local first = tonumber(redis.call('ZRANGEBYSCORE', leased, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
-    local kept = some_stop and tonumber(redis.call('ZRANGEBYSCORE', stopping, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    local kept = some_kept_slots and tonumber(redis.call('ZRANGEBYSCORE', kept_slots, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
     return kept and math.min(first or kept, kept) or first
   end
 
@@ -492,7 +492,7 @@
 
   -- Look at what may be handed out, once nothing changes any more that waits.
   local function begin()
-    local over = some_stop and redis.call('ZRANGEBYSCORE', stopping, '-inf', now, 'LIMIT', 0, 100) or none
+    local over = some_kept_slots and redis.call('ZRANGEBYSCORE', kept_slots, '-inf', now, 'LIMIT', 0, 100) or none
     if #over > 0 then
       check_messages()
       local _, _, _, _, free_slots = rare()

@@ -7,7 +7,7 @@
 --   done       ZSET    ids that count as taken, scored by the end of that time, microseconds
 --   recorded   ZSET    ids of messages of which a record is kept
 --   paused     STRING  exists while no client may take anything
---   stopping   ZSET    see include/stopping.lua
+--   kept_slots  ZSET    see include/kept_slots.lua
 
 -- Return whether nothing is there that was placed by the number of partitions: no message, slot of a
 -- message that was cancelled, dead letter, schedule, remembered id, start that still counts, record or pause, and no group that has
@@ -16,7 +16,7 @@ local function is_vacant(now)
   if redis.call('EXISTS', bodies, leased, group_members, dead, recorded, paused) > 0 then return false end
   -- The field with the empty name is none of the schedules.
   if redis.call('HLEN', schedules) > redis.call('HEXISTS', schedules, '') then return false end
-  for _, ends in ipairs({done, stopping}) do
+  for _, ends in ipairs({done, kept_slots}) do
     if redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf') > 0 then return false end
   end
   if redis.call('ZCARD', rate_log) > 1000 then return false end

@@ -1,5 +1,5 @@
--- stopping: the slots of messages that were cancelled while workers had them. Needs groups, settle,
--- and the key stopping.
+-- kept_slots: the slots of messages that were cancelled while workers had them. Needs groups, settle,
+-- and the key kept_slots.
 --
 -- Such a message is gone at once, but its handler may go on for a while. Until it has ended, or its
 -- lease would have, the message keeps its slots under a name of its own: the id, a NUL, and the token
@@ -16,7 +16,7 @@ local function keep_slots(id, token, ends)
   local counts_in_group = its_limit and its_limit.concurrency
   if not counts_in_group and not (of_queue and of_queue.concurrency) then return end
   local name = name_of(id, token)
-  redis.call('ZADD', stopping, ends, name)
+  redis.call('ZADD', kept_slots, ends, name)
   if counts_in_group then
     redis.call('ZADD', group_members, 0, place .. name)
     redis.call('HSET', positions, name, place)
@@ -26,7 +26,7 @@ end
 -- Free slots that were kept under these names.
 local function free_slots(names, now)
   local waits_for_slot, groups = awaits_slot(), leave_lines(names)
-  redis.call('ZREM', stopping, unpack(names))
+  redis.call('ZREM', kept_slots, unpack(names))
   redis.call('HDEL', positions, unpack(names))
   settle(groups, now)
   if waits_for_slot then free_slot(now) end
