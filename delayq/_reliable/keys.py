@@ -51,7 +51,7 @@ SALT_LENGTH = 3
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
     r"|positions|group_members|group_waiting|group_turns|suspect_turns|rate_log|expiring|done|moments"
-    r"|dead|dead:messages|paused|kept_slots|schedules|recorded|records|workers|history)$"
+    r"|dead|dead:messages|paused|kept_slots|schedules|record_times|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
@@ -92,7 +92,7 @@ class ReliableKeys:
     """
     schedules: str
     """HASH of recurring messages by name."""
-    recorded: str
+    record_times: str
     """ZSET of ids of messages of which a record is kept, scored by its last change,
     microseconds.
     """
@@ -154,7 +154,7 @@ class ReliableKeys:
             paused=f"{prefix}paused",
             kept_slots=f"{prefix}kept_slots",
             schedules=f"{prefix}schedules",
-            recorded=f"{prefix}recorded",
+            record_times=f"{prefix}record_times",
             records=f"{prefix}records",
             awaited=f"{prefix}awaited",
             history=f"{prefix}history",

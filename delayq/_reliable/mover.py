@@ -403,7 +403,7 @@ class _Source:
                 ),
                 self._members("group_members", self._of_groups),
                 self._members("rate_log", self._of_groups, self._partition.starts_of_groups),
-                self._members("recorded", self._of_messages),
+                self._members("record_times", self._of_messages),
                 self._members("awaited", self._of_messages),
                 # Those of groups are looked for in the partition of the group, which is not known
                 # here.

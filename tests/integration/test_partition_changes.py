@@ -124,7 +124,7 @@ async def leave_a_result(jobs: Jobs, raw: Any) -> Clear:
 
     async def forget() -> None:
         for keys in KEYS:
-            await raw.delete(keys.recorded, keys.records)
+            await raw.delete(keys.record_times, keys.records)
 
     return forget
 

@@ -1049,7 +1049,7 @@ class ReliableMachine(RuleBasedStateMachine):
             letter.id for letter in model.dead_in_order()
         ]
         assert stored.paused == model.paused
-        assert {key: hours(moment) for key, moment in stored.recorded.items()} == {
+        assert {key: hours(moment) for key, moment in stored.record_times.items()} == {
             key: record.changed[0] - model.now for key, record in model.records.items()
         }
         assert max(stored.records_end_in) <= model.hours("keep") * HOUR * 1000

@@ -159,7 +159,7 @@ async def test_without_keep_there_is_no_result_and_nothing_is_kept(
         await queue.result(key)
     await queue.offer(2, max_attempts=1)
     await fail(queue)
-    assert not await raw.exists(KEYS.recorded, KEYS.records, KEYS.awaited)
+    assert not await raw.exists(KEYS.record_times, KEYS.records, KEYS.awaited)
     assert ACK.name in faults.calls
     assert FINISH.name not in faults.calls
 
@@ -205,7 +205,7 @@ async def test_a_client_that_has_not_heard_that_attempts_are_kept_records_none(
     await raw.hset(KEYS.settings, "keep", "3600000000")
     await nacked.nack(0, "an error")
     await buried.bury("an error")
-    assert not await raw.exists(KEYS.recorded, KEYS.records)
+    assert not await raw.exists(KEYS.record_times, KEYS.records)
 
 
 async def test_results_are_awaited_in_all_partitions(client: Client, faults: Faults) -> None:
@@ -327,7 +327,7 @@ async def test_a_damaged_record_is_none(jobs: Jobs, raw: Any) -> None:
 @pytest.mark.every_server
 async def test_no_call_drops_more_than_a_bounded_number(jobs: Jobs, raw: Any) -> None:
     names = [f"{n:04d}" for n in range(1000)]
-    await raw.zadd(KEYS.recorded, {name: n + 1 for n, name in enumerate(names)})
+    await raw.zadd(KEYS.record_times, {name: n + 1 for n, name in enumerate(names)})
     await raw.hset(KEYS.records, mapping=dict.fromkeys(names, "done 1 0\n"))
     left = []
     for n in range(2):

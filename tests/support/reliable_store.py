@@ -136,7 +136,7 @@ class Stored:
     group_turns: dict[str, float]
     suspect_turns: dict[str, float]
     rate_log: list[str]
-    recorded: dict[str, float]
+    record_times: dict[str, float]
     """When each record was changed last, by id, in order."""
     records: set[str]
     """Ids with a record."""
@@ -194,7 +194,7 @@ class Stored:
         }
         listed = {f"{name}{stamp}" for name, stamps in stamps_of.items() for stamp in stamps}
         assert listed == {name for name in letters if "\0" in name}
-        assert set(self.recorded) == self.records
+        assert set(self.record_times) == self.records
         assert -1 not in self.records_end_in, "records stay for good"
 
 
@@ -207,7 +207,7 @@ class Store:
         self.keys = ReliableKeys.of(name, partition=partition)
         self._raw = connection
         first_keys = ("done", "dead", "dead_messages", "paused", "schedules")
-        later_keys = ("settings", "recorded", "records", "awaited")
+        later_keys = ("settings", "record_times", "records", "awaited")
         self._names = (
             *self.keys.messages[:17],
             *(getattr(self.keys, name) for name in first_keys),
@@ -273,7 +273,7 @@ class Store:
             group_turns=turns,
             suspect_turns=trials,
             rate_log=list(_pairs(parts[27])),
-            recorded={key: float(moment) - now for key, moment in _pairs(parts[28]).items()},
+            record_times={key: float(moment) - now for key, moment in _pairs(parts[28]).items()},
             records=set(_pairs(parts[29])),
             records_end_in=(parts[30], parts[31]),
         )

@@ -7,7 +7,7 @@
 --                           for which they are remembered, microseconds
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
---   recorded       ZSET     ids with a record, scored by its last change, microseconds
+--   record_times   ZSET     ids with a record, scored by its last change, microseconds
 --   records        HASH     these records: see reliable/include/kept.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
 --   settings       HASH     see reliable/include/groups.lua: its field "turn"
@@ -91,12 +91,12 @@ move_values(dead_messages, function(letter)
   local why, body = string.match(letter, '^([^\n]*\n)(.*)$')
   return why and why .. moved_body(body) or letter
 end)
-move_scores(recorded)
+move_scores(record_times)
 move_values(records, function(record)
   local state, offered, rest = string.match(record, '^(%a+) (%d+)( .*)$')
   return state and state .. ' ' .. moved_body(offered) .. rest or record
 end)
-for _, key in ipairs({done, recorded, records, rate_log}) do
+for _, key in ipairs({done, record_times, records, rate_log}) do
   local left = redis.call('PTTL', key)
   if left > 0 then redis.call('PEXPIRE', key, math.max(0, math.ceil(left - by / 1000))) end
 end

@@ -1,7 +1,7 @@
 -- kept: the records and results that outlive messages. See docs/redis-data-model.md.
 --
 -- Keys:
---   recorded  ZSET  ids with a record, scored by the time of its last change, microseconds
+--   record_times  ZSET  ids with a record, scored by the time of its last change, microseconds
 --   records   HASH  id to "state offered count", newline, as many lines, one for each attempt, then
 --                   the result. state: "live" if the message was not finished, "done", or "result"
 --                   if it was and has one. offered: the time of the offer, from the body. An attempt
@@ -16,7 +16,7 @@ local MOST_DROPPED = 600
 
 -- Fail if a key of records is of a foreign type: call this before the first write.
 local function check_records()
-  redis.call('ZSCORE', recorded, '')
+  redis.call('ZSCORE', record_times, '')
   redis.call('HGET', records, '')
   redis.call('HGET', settings, '')
 end
@@ -41,17 +41,17 @@ end
 local function save_records(new, keep_us, most, now)
   local moment, scores = string.format('%.0f', now), {}
   for i = 1, #new, 2 do scores[i], scores[i + 1] = moment, new[i] end
-  redis.call('ZADD', recorded, unpack(scores))
+  redis.call('ZADD', record_times, unpack(scores))
   redis.call('HSET', records, unpack(new))
-  local old = redis.call('ZRANGEBYSCORE', recorded, '-inf', string.format('%.0f', now - keep_us), 'LIMIT', 0, MOST_DROPPED)
-  local extra = redis.call('ZCOUNT', recorded, '-inf', '+inf') - most
-  if extra > #old then old = redis.call('ZRANGE', recorded, 0, math.min(extra, MOST_DROPPED) - 1) end
+  local old = redis.call('ZRANGEBYSCORE', record_times, '-inf', string.format('%.0f', now - keep_us), 'LIMIT', 0, MOST_DROPPED)
+  local extra = redis.call('ZCOUNT', record_times, '-inf', '+inf') - most
+  if extra > #old then old = redis.call('ZRANGE', record_times, 0, math.min(extra, MOST_DROPPED) - 1) end
   if #old > 0 then
-    redis.call('ZREM', recorded, unpack(old))
+    redis.call('ZREM', record_times, unpack(old))
     redis.call('HDEL', records, unpack(old))
   end
   -- All of them disappear with the last one, even if no client comes to drop them.
-  for _, key in ipairs({recorded, records}) do redis.call('PEXPIRE', key, string.format('%.0f', math.ceil(keep_us / 1000))) end
+  for _, key in ipairs({record_times, records}) do redis.call('PEXPIRE', key, string.format('%.0f', math.ceil(keep_us / 1000))) end
 end
 
 -- Return for how long records are kept, microseconds, 0 for not at all; and how many.

@@ -9,7 +9,7 @@
 local function find_outcome(id, now)
   local keep_us, found = read_keep(), find_message(id, now)
   local live, ends = found and not found.expired, redis.call('ZSCORE', expiring, id)
-  local moment, record = redis.call('ZSCORE', recorded, id), redis.call('HGET', records, id)
+  local moment, record = redis.call('ZSCORE', record_times, id), redis.call('HGET', records, id)
   if keep_us > 0 and number_or(0, moment) <= now - keep_us then moment, record = false, false end
   -- See include/letters.lua. The name without a stamp is that of the oldest letter, or, once that
   -- was redriven, of a later one.

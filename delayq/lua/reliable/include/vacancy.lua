@@ -5,7 +5,7 @@
 --   dead       ZSET    names of dead letters, scored by their time of death, microseconds
 --   schedules  HASH    recurring messages by name: see include/schedule.lua
 --   done       ZSET    ids that count as taken, scored by the end of that time, microseconds
---   recorded   ZSET    ids of messages of which a record is kept
+--   record_times  ZSET    ids of messages of which a record is kept
 --   paused     STRING  exists while no client may take anything
 --   kept_slots  ZSET    see include/kept_slots.lua
 
@@ -13,7 +13,7 @@
 -- message that was cancelled, dead letter, schedule, remembered id, start that still counts, record or pause, and no group that has
 -- settings of its own.
 local function is_vacant(now)
-  if redis.call('EXISTS', bodies, leased, group_members, dead, recorded, paused) > 0 then return false end
+  if redis.call('EXISTS', bodies, leased, group_members, dead, record_times, paused) > 0 then return false end
   -- The field with the empty name is none of the schedules.
   if redis.call('HLEN', schedules) > redis.call('HEXISTS', schedules, '') then return false end
   for _, ends in ipairs({done, kept_slots}) do
