@@ -1,6 +1,6 @@
 """Results and attempts of messages, which outlive them. Pure.
 
-``lua/reliable/include/kept.lua`` describes the format.
+``lua/reliable/include/records.lua`` describes the format.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 
 
 MOST_KEPT = 10_000
-"""The default of ``max_kept``, as in ``lua/reliable/include/kept.lua``."""
+"""The default of ``max_kept``, as in ``lua/reliable/include/records.lua``."""
 
 
 # A question mark: the number is about to change.

@@ -2,7 +2,7 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   kept      see include/kept.lua
+--   records   see include/records.lua
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
 --   awaited        ZSET  ids whose end clients wait for, scored by the end of that, microseconds
@@ -17,7 +17,7 @@
 -- include: clock
 -- include: leases
 -- include: queue
--- include: kept
+-- include: records
 -- include: outcome
 -- include: at_rest
 

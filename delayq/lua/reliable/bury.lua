@@ -5,7 +5,7 @@
 --   wake           CHANNEL  where a free slot is announced, microseconds
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
---   kept           see include/kept.lua
+--   records        see include/records.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
@@ -23,7 +23,7 @@
 -- include: groups
 -- include: settle
 -- include: letters
--- include: kept
+-- include: records
 
 check_details()
 check_letters()

@@ -4,7 +4,7 @@
 --   leases    see include/leases.lua
 --   wake      CHANNEL  where a free slot is announced, microseconds
 --   done      ZSET  ids that count as taken, scored by the end of that time, microseconds
---   kept      see include/kept.lua
+--   records   see include/records.lua
 --   awaited   ZSET  ids whose end clients wait for, scored by the end of that, microseconds
 -- Arguments:
 --   runs        text  how many of the messages in a row have the same token, and the token of their
@@ -23,7 +23,7 @@
 -- include: leases
 -- include: groups
 -- include: settle
--- include: kept
+-- include: records
 
 local now, ids = now_us(), {}
 for at = FIRST, #ARGV, STRIDE do ids[#ids + 1] = ARGV[at + ID] end

@@ -3,7 +3,7 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   kept      see include/kept.lua
+--   records   see include/records.lua
 -- Arguments:
 --   id...        text  of each message
 --   token...     text  of its lease
@@ -22,7 +22,7 @@
 -- include: groups
 -- include: settle
 -- include: queue
--- include: kept
+-- include: records
 
 -- A key of a foreign type must fail before the first write.
 for at = FIRST, #ARGV, STRIDE do

@@ -8,7 +8,7 @@
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   record_times   ZSET     ids with a record, scored by its last change, microseconds
---   records        HASH     these records: see reliable/include/kept.lua
+--   records        HASH     these records: see reliable/include/records.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
 --   settings       HASH     see reliable/include/groups.lua: its field "turn"
 --   kept_slots     ZSET     names of cancelled messages that keep their slots, scored by the end of

@@ -1,8 +1,8 @@
--- outcome: what is known about the end of a message. Needs clock, leases, queue and kept.
+-- outcome: what is known about the end of a message. Needs clock, leases, queue and records.
 
 -- Return {now, keep, live, record, moment, letter, died, ends}, and the message as `find_message`
 -- has found it. live: 1 if the message is alive, -1 if it has expired and no claim has dropped it yet,
--- 0 if there is none. record and moment: as in include/kept.lua,
+-- 0 if there is none. record and moment: as in include/records.lua,
 -- false if there is none, or it is too old. letter and died: the last dead letter with that id, and
 -- its time of death; false if there is none. An expired message that is to be one is, even before a
 -- claim has found it. ends: when it expires if no worker takes it, microseconds, or false.

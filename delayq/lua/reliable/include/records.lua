@@ -1,4 +1,4 @@
--- kept: the records and results that outlive messages. See docs/redis-data-model.md.
+-- records: the records and results that outlive messages. See docs/redis-data-model.md.
 --
 -- Keys:
 --   record_times  ZSET  ids with a record, scored by the time of its last change, microseconds
