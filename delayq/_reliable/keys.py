@@ -37,7 +37,7 @@ MESSAGES = (
     "group_turns",
     "suspect_turns",
     "rate_log",
-    "expiring",
+    "expiry_index",
 )
 """The names that scripts give to the keys of messages, which
 ``lua/reliable/include/queue.lua`` describes.
@@ -50,7 +50,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|positions|group_members|group_waiting|group_turns|suspect_turns|rate_log|expiring|done|moments"
+    r"|positions|group_members|group_waiting|group_turns|suspect_turns|rate_log|expiry_index|done|moments"
     r"|dead|dead:messages|paused|kept_slots|schedules|record_times|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)

@@ -414,7 +414,7 @@ class _Source:
         )
         await _gather(
             self._members(name, self._of_messages)
-            for name in ("kept_slots", "expiring", "leased", "group_waiting", *MESSAGES[:PRIORITIES])
+            for name in ("kept_slots", "expiry_index", "leased", "group_waiting", *MESSAGES[:PRIORITIES])
         )
         await _gather(
             (
@@ -493,7 +493,7 @@ class _Source:
         lines = [place + name for place, name in zip(values[3], ids, strict=True) if place]
         if lines:
             await partition.drop_members("group_members", lines)
-        sets = ("expiring", "leased", "group_waiting", *MESSAGES[:PRIORITIES])
+        sets = ("expiry_index", "leased", "group_waiting", *MESSAGES[:PRIORITIES])
         await _gather(partition.drop_members(name, ids) for name in sets)
         await _gather(partition.drop_fields(name, ids) for name in (*_FACTS, "positions"))
 

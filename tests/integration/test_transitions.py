@@ -150,7 +150,7 @@ class Bench:
 def expire(at: Bench) -> None:
     if at.raw.hexists(KEYS.named("bodies"), at.id):
         at.raw.hset(KEYS.expiries, at.id, "1.00")
-        at.raw.zadd(KEYS.named("expiring"), {at.id: 1})
+        at.raw.zadd(KEYS.named("expiry_index"), {at.id: 1})
 
 
 def record(at: Bench, usual: bytes) -> None:

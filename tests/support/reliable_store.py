@@ -94,7 +94,7 @@ async def expire(raw: Any, keys: ReliableKeys) -> None:
     """Let all messages that have a time to live expire, if no worker has them."""
     if names := await raw.hkeys(keys.expiries):
         await raw.hset(keys.expiries, mapping=dict.fromkeys(names, "1.00"))
-        await raw.zadd(keys.named("expiring"), dict.fromkeys(names, 1))
+        await raw.zadd(keys.named("expiry_index"), dict.fromkeys(names, 1))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Stored:
     expiries: dict[str, float]
     kept_slots: dict[str, float]
     """When the slots are freed at the latest that cancelled messages keep, by their names."""
-    expiring: dict[str, float]
+    expiry_index: dict[str, float]
     """When each of these counts as absent, unless a worker takes it."""
     errors: dict[str, str]
     priorities: dict[str, int]
@@ -152,7 +152,7 @@ class Stored:
 
         fields = ("live", "leases", "tokens", "bodies", "attempts", "lost", "expiries", "errors")
         changed: dict[str, Any] = {
-            each: with_names(getattr(self, each)) for each in (*fields, "expiring", "priorities")
+            each: with_names(getattr(self, each)) for each in (*fields, "expiry_index", "priorities")
         }
         return replace(
             self,
@@ -168,13 +168,13 @@ class Stored:
         assert set(self.bodies) == live
         for details in (self.attempts, self.expiries, self.errors, self.priorities):
             assert set(details) <= live
-        assert set(self.expiring) == set(self.expiries)
+        assert set(self.expiry_index) == set(self.expiries)
         for key, end in self.expiries.items():
             leased_until = self.leases.get(key, 0)
             if leased_until > 0:
-                assert self.expiring[key] == max(end, leased_until)
+                assert self.expiry_index[key] == max(end, leased_until)
             else:
-                assert (self.expiring[key] < 0) == (end < 0)
+                assert (self.expiry_index[key] < 0) == (end < 0)
         assert set(self.tokens) <= set(self.leases)
         assert {key for key, lost in self.lost.items() if lost > 1} >= self.suspects
         assert set(self.group_waiting) <= set(self.positions) <= {*live, *self.kept_slots}
@@ -213,7 +213,7 @@ class Store:
             *(getattr(self.keys, name) for name in first_keys),
             *self.keys.messages[17:-1],
             *(getattr(self.keys, name) for name in later_keys),
-            self.keys.named("expiring"),
+            self.keys.named("expiry_index"),
             self.keys.kept_slots,
         )
 
@@ -258,7 +258,7 @@ class Store:
             },
             suspects=suspects,
             expiries={key: float(end) - now for key, end in expiries.items()},
-            expiring={key: float(end) - now for key, end in _pairs(parts[32]).items()},
+            expiry_index={key: float(end) - now for key, end in _pairs(parts[32]).items()},
             kept_slots={key: float(end) - now for key, end in _pairs(parts[33]).items()},
             errors={key: error.decode() for key, error in errors.items()},
             priorities={key: int(priority) for key, priority in priorities.items()},

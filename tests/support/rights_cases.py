@@ -169,7 +169,7 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str]]:
         await queue.offer(1, 60, id=f"later{n}", priority=priority, ttl=3600)
         await queue.offer(1, id=f"expired{n}", ttl=1)
         await at.raw.hset(RELIABLE.named("expiries"), f"expired{n}", "1.00")
-        await at.raw.zadd(RELIABLE.named("expiring"), {f"expired{n}": 1})
+        await at.raw.zadd(RELIABLE.named("expiry_index"), {f"expired{n}": 1})
         await at.raw.hset(RELIABLE.named("errors"), f"taken{n}", "an error")
         await at.raw.hset(RELIABLE.named("attempts"), f"taken{n}", "1-0:")
         (again,) = await queue.claim(1)

@@ -299,7 +299,7 @@ end
 
 -- A key of a foreign type must fail before the first write.
 if some_kept then redis.call('HGET', tokens, '') end
-if some_expire then redis.call('ZSCORE', expiring, '') end
+if some_expire then redis.call('ZSCORE', expiry_index, '') end
 if #gone > 0 then
   check_details()
   fates()

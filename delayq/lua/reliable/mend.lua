@@ -39,7 +39,7 @@ for i = 1, #found[2], 2 do
   local id, body = found[2][i], found[2][i + 1]
   local group, ends = group_in(body), tonumber(redis.call('ZSCORE', leased, id) or nil)
   local expires = number_or(nil, redis.call('HGET', expiries, id) or nil)
-  if expires then redis.call('ZADD', expiring, 'NX', format_score(math.max(expires, ends or 0)), id) end
+  if expires then redis.call('ZADD', expiry_index, 'NX', format_score(math.max(expires, ends or 0)), id) end
   if group then
     line_up_again(id, group, body, ends)
   elseif not ends and not locate(id) then

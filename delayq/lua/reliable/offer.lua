@@ -72,7 +72,7 @@ local function write()
   if #new_priorities > 0 then redis.call('HSET', priorities, unpack(new_priorities)) end
   if #new_expiries > 0 then
     redis.call('HSET', expiries, unpack(new_expiries))
-    redis.call('ZADD', expiring, unpack(new_ends))
+    redis.call('ZADD', expiry_index, unpack(new_ends))
   end
   if #new_places > 0 then
     redis.call('ZADD', group_waiting, unpack(grouped_scores))
@@ -110,7 +110,7 @@ if some_moments then redis.call('ZSCORE', shared_moments, '') end
 if some_rank then redis.call('HGET', priorities, '') end
 if some_expire then
   redis.call('HGET', expiries, '')
-  redis.call('ZSCORE', expiring, '')
+  redis.call('ZSCORE', expiry_index, '')
 end
 local size = max_size > 0 and redis.call('HLEN', bodies) or 0
 if max_size > 0 and size + COUNT > max_size then size = size - count_expired(now) end

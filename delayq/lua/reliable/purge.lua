@@ -65,7 +65,7 @@ if #dropped > 0 then
   for i, hash in ipairs({sparse_hashes()}) do
     if lengths[i] > 0 then redis.call('HDEL', hash, unpack(dropped)) end
   end
-  if some_expire then redis.call('ZREM', expiring, unpack(dropped)) end
+  if some_expire then redis.call('ZREM', expiry_index, unpack(dropped)) end
 end
 settle(groups, now)
 if state ~= 'delayed' and awaits_slot() then free_slot(now) end

@@ -63,7 +63,7 @@ move_values(attempts, function(record)
   return used and used .. back(due) .. mark or record
 end)
 move_values(expiries, back)
-move_scores(expiring)
+move_scores(expiry_index)
 -- A moment is written in 19 characters behind the group, a NUL, and the level where there is one.
 local function moved_text(text, level)
   local nul = string.find(text, '\0', 1, true)

@@ -26,7 +26,7 @@
 --   group_turns  ZSET  groups, scored by the moment at which one of these may be handed out
 --   suspect_turns  ZSET  groups, scored by the moment at which one of their suspects may be
 --   rate_log    ZSET  starts that rates count, all with the same score
---   expiring    ZSET  ids with a time to live, scored by the moment from which they count as absent,
+--   expiry_index  ZSET  ids with a time to live, scored by the moment from which they count as absent,
 --                     microseconds: its end, or that of the lease if that is later
 
 -- The token of a lease is its end as decimal text. All messages of a claim have the same, which no
@@ -165,7 +165,7 @@ local function sparse_hashes() return tokens, attempts, expiries, errors, priori
 -- Fail if one of these keys is of a foreign type: call this before the first write.
 local function check_details()
   for _, hash in ipairs({sparse_hashes()}) do redis.call('HGET', hash, '') end
-  redis.call('ZSCORE', expiring, '')
+  redis.call('ZSCORE', expiry_index, '')
 end
 
 -- Note from when on messages that workers now have count as absent: {id, end of the lease, ...}.
@@ -179,7 +179,7 @@ local function expire_after(ids_and_ends)
       later[#later + 1] = ids[i]
     end
   end
-  if #later > 0 then redis.call('ZADD', expiring, unpack(later)) end
+  if #later > 0 then redis.call('ZADD', expiry_index, unpack(later)) end
 end
 
 -- Delete everything about these messages except their places.
@@ -191,5 +191,5 @@ local function delete_details(ids)
   for _, hash in ipairs({sparse_hashes()}) do
     if redis.call('EXISTS', hash) == 1 then redis.call('HDEL', hash, unpack(ids)) end
   end
-  if redis.call('EXISTS', expiring) == 1 then redis.call('ZREM', expiring, unpack(ids)) end
+  if redis.call('EXISTS', expiry_index) == 1 then redis.call('ZREM', expiry_index, unpack(ids)) end
 end

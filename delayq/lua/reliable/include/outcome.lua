@@ -8,7 +8,7 @@
 -- claim has found it. ends: when it expires if no worker takes it, microseconds, or false.
 local function find_outcome(id, now)
   local keep_us, found = read_keep(), find_message(id, now)
-  local live, ends = found and not found.expired, redis.call('ZSCORE', expiring, id)
+  local live, ends = found and not found.expired, redis.call('ZSCORE', expiry_index, id)
   local moment, record = redis.call('ZSCORE', record_times, id), redis.call('HGET', records, id)
   if keep_us > 0 and number_or(0, moment) <= now - keep_us then moment, record = false, false end
   -- See include/letters.lua. The name without a stamp is that of the oldest letter, or, once that

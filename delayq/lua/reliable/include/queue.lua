@@ -81,7 +81,7 @@ local function find_message(id, now)
 end
 
 -- Count the messages that have expired and are not leased. All of them are due: see `return_message`.
-local function count_expired(now) return redis.call('ZCOUNT', expiring, '-inf', '(' .. format_score(now)) end
+local function count_expired(now) return redis.call('ZCOUNT', expiry_index, '-inf', '(' .. format_score(now)) end
 
 -- Return a message's attempts and those that do not count, with the one of a lost lease.
 local function find_record(id, found)
@@ -114,13 +114,13 @@ local function return_message(id, record, due, now, group)
   -- A key of a foreign type must fail before the first write.
   redis.call('ZSCORE', waiting[priority], id)
   redis.call('HGET', errors, id)
-  if expires then redis.call('ZSCORE', expiring, id) end
+  if expires then redis.call('ZSCORE', expiry_index, id) end
   if group then check_groups() end
   local waits_for_slot = awaits_slot()
   demand_removal()
   record.due, record.lost = due, 0
   save_record(id, record)
-  if expires then redis.call('ZADD', expiring, format_score(expires), id) end
+  if expires then redis.call('ZADD', expiry_index, format_score(expires), id) end
   if group then
     line_up(id, group, level_of(group, place, priority), due, place)
   else
@@ -142,7 +142,7 @@ local function give_back(id, now)
   if place then check_groups() end
   local waits_for_slot, was_suspect = awaits_slot(), is_suspect(record)
   demand_removal()
-  if expires then redis.call('ZADD', expiring, format_score(expires), id) end
+  if expires then redis.call('ZADD', expiry_index, format_score(expires), id) end
   local group = place and group_of(place)
   if was_suspect then due = math.min(due, now) end
   if place then
@@ -168,10 +168,10 @@ local function free_id(id, found, now)
   until redis.call('HEXISTS', bodies, other) == 0
   redis.call('ZREM', waiting[found.where], id)
   redis.call('ZADD', waiting[found.where], format_score(found.score), other)
-  local absent_from = redis.call('ZSCORE', expiring, id)
+  local absent_from = redis.call('ZSCORE', expiry_index, id)
   if absent_from then
-    redis.call('ZREM', expiring, id)
-    redis.call('ZADD', expiring, absent_from, other)
+    redis.call('ZREM', expiry_index, id)
+    redis.call('ZADD', expiry_index, absent_from, other)
   end
   local place = redis.call('HGET', positions, id)
   if place then

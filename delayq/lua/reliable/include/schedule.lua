@@ -89,7 +89,7 @@ local function enqueue_next(name, facts, content, now, shift)
   if tonumber(facts.ttl) > 0 then
     local expiry = format_score(due + tonumber(facts.ttl))
     redis.call('HSET', expiries, id, expiry)
-    redis.call('ZADD', expiring, expiry, id)
+    redis.call('ZADD', expiry_index, expiry, id)
   end
   enqueue(id, facts.priority, due, now)
 end
