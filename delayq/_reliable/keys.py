@@ -50,7 +50,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|positions|group_members|group_waiting|group_turns|suspect_turns|rate_log|expiry_index|done|moments"
+    r"|positions|group_members|group_waiting|group_turns|suspect_turns|rate_log|expiry_index|remembered|moments"
     r"|dead|dead:messages|paused|kept_slots|schedules|record_times|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
@@ -74,7 +74,7 @@ class ReliableKeys:
     """Channel that announces the due time of a new head, decimal microseconds."""
     summons: str
     """Channel on which dormant clients are called: how many of them are needed."""
-    done: str
+    remembered: str
     """ZSET of ids that count as taken, scored by the end of that time, microseconds."""
     shared_moments: str
     """ZSET of moments for which several messages were offered, scored by the due time of the last
@@ -147,7 +147,7 @@ class ReliableKeys:
             messages=(f"{prefix}waiting", *more, *others),
             wake=f"{prefix}wake",
             summons=f"{prefix}summons",
-            done=f"{prefix}done",
+            remembered=f"{prefix}remembered",
             shared_moments=f"{prefix}moments",
             dead=f"{prefix}dead",
             dead_messages=f"{prefix}dead:messages",

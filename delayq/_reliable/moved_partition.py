@@ -36,14 +36,14 @@ Kind = Literal["scores", "fields", "new fields"]
 """How entries are stored: see ``receive.lua``."""
 ASIDE = (
     *MESSAGES,
-    *("done", "shared_moments", "dead", "dead_messages", "schedules"),
+    *("remembered", "shared_moments", "dead", "dead_messages", "schedules"),
     *("record_times", "records", "awaited", "kept_slots"),
 )
 """The keys of a partition whose content was placed by the number of partitions."""
 GROUP_FIELD = b"group:"
 """The beginning of the names of settings that groups have of their own."""
 # Keys that the server drops when nothing in them counts any more.
-_EXPIRING = ("done", "shared_moments", "record_times", "records", "awaited", "rate_log")
+_EXPIRING = ("remembered", "shared_moments", "record_times", "records", "awaited", "rate_log")
 # The range of the members of `starts` that belong to no group.
 _STARTS_OF_QUEUE = (b"[\0", b"(\0:")
 

@@ -407,7 +407,7 @@ class _Source:
                 self._members("awaited", self._of_messages),
                 # Those of groups are looked for in the partition of the group, which is not known
                 # here.
-                self._members("done", _by_content(lambda _: None)),
+                self._members("remembered", _by_content(lambda _: None)),
                 self._members("shared_moments", _by_content(lambda _: None)),
                 self._move_letters(),
             )

@@ -201,7 +201,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
         """Return when the window of each id ends in which it counts as taken, whatever becomes of
         the message; None if it has none.
         """
-        reply = await self.client.command("ZMSCORE", self.keys.done, *ids)
+        reply = await self.client.command("ZMSCORE", self.keys.remembered, *ids)
         return [None if score is None else parse_us(score) for score in reply]
 
     # Inspection and cleanup

@@ -98,14 +98,14 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
     ("reliable", "admin"): _Work(
         f"{_READ_RELIABLE} hscan set zmscore hset hdel hlen pttl pexpire unlink zrem"
         " time zcount zrangebylex zremrangebylex",
-        "done shared_moments awaited record_times records rate_log aside",
+        "remembered shared_moments awaited record_times records rate_log aside",
     ),
     ("reliable", "dashboard"): _Work(_READ_RELIABLE, "dead_messages schedules settings"),
 }
 
 _KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns summons"
 _KEYS_OF_RELIABLE = (
-    "wake summons done shared_moments dead dead_messages paused kept_slots schedules record_times records"
+    "wake summons remembered shared_moments dead dead_messages paused kept_slots schedules record_times records"
     " awaited settings history workers worker_facts"
 )
 

@@ -90,7 +90,7 @@ async def test_due_messages_without_bodies_make_no_other_come_twice(
 
 FOREIGN = (
     *("tokens", "attempts", "expiries", "errors", "priorities"),
-    *("dead", "dead:messages", "done", "waiting:5"),
+    *("dead", "dead:messages", "remembered", "waiting:5"),
 )
 
 

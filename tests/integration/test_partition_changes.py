@@ -98,7 +98,7 @@ async def leave_an_id(jobs: Jobs, raw: Any) -> Clear:
 
     async def forget() -> None:
         for keys in KEYS:
-            await raw.zadd(keys.done, {"a": 1}, xx=True)
+            await raw.zadd(keys.remembered, {"a": 1}, xx=True)
 
     return forget
 

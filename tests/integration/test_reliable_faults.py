@@ -73,7 +73,7 @@ def meaning(stored: Stored) -> dict[str, Any]:
         "leased": set(stored.leases),
         "attempts": stored.attempts,
         "errors": {key: error.rsplit("\n", 1)[-1] for key, error in stored.errors.items()},
-        "done": set(stored.done),
+        "done": set(stored.remembered),
         "dead": sorted(stored.dead),
         "paused": stored.paused,
     }

@@ -1042,7 +1042,7 @@ class ReliableMachine(RuleBasedStateMachine):
         assert {key: error.rsplit("\n", 1)[-1] for key, error in stored.errors.items()} == {
             m.id: m.error for m in live.values() if m.error
         }
-        assert {key for key, end in stored.done.items() if end > 0} == {
+        assert {key for key, end in stored.remembered.items() if end > 0} == {
             key for key, end in model.done.items() if end > model.now
         }
         assert [name.partition("\0")[0] for name in stored.dead] == [
@@ -1157,7 +1157,7 @@ class ReliableMachine(RuleBasedStateMachine):
         await self.queue.offer(0, id="last")
         assert await self.queue.cancel("last")
         stored = await self.store.look()
-        assert not any((stored.live, stored.bodies, stored.done, stored.dead_messages))
+        assert not any((stored.live, stored.bodies, stored.remembered, stored.dead_messages))
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ class Bench:
             assert not any(details), "something is left of the message"
             is_dead = self.raw.hexists(KEYS.dead_messages, self.id)
             assert is_dead == (self.raw.zscore(KEYS.dead, self.id) is not None)
-            is_remembered = (self.raw.zscore(KEYS.done, self.id) or 0) > now
+            is_remembered = (self.raw.zscore(KEYS.remembered, self.id) or 0) > now
             return State.DEAD if is_dead else State.REMEMBERED if is_remembered else State.GONE
         assert body is not None
         assert (due is None) != (ends is None), "it both waits and has a lease"

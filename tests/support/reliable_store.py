@@ -123,7 +123,7 @@ class Stored:
     """When each of these counts as absent, unless a worker takes it."""
     errors: dict[str, str]
     priorities: dict[str, int]
-    done: dict[str, float]
+    remembered: dict[str, float]
     dead: list[str]
     dead_messages: dict[str, bytes]
     paused: bool
@@ -152,7 +152,8 @@ class Stored:
 
         fields = ("live", "leases", "tokens", "bodies", "attempts", "lost", "expiries", "errors")
         changed: dict[str, Any] = {
-            each: with_names(getattr(self, each)) for each in (*fields, "expiry_index", "priorities")
+            each: with_names(getattr(self, each))
+            for each in (*fields, "expiry_index", "priorities")
         }
         return replace(
             self,
@@ -206,7 +207,7 @@ class Store:
     def __init__(self, connection: Any, name: str, partition: int = 0) -> None:
         self.keys = ReliableKeys.of(name, partition=partition)
         self._raw = connection
-        first_keys = ("done", "dead", "dead_messages", "paused", "schedules")
+        first_keys = ("remembered", "dead", "dead_messages", "paused", "schedules")
         later_keys = ("settings", "record_times", "records", "awaited")
         self._names = (
             *self.keys.messages[:17],
@@ -262,7 +263,7 @@ class Store:
             kept_slots={key: float(end) - now for key, end in _pairs(parts[33]).items()},
             errors={key: error.decode() for key, error in errors.items()},
             priorities={key: int(priority) for key, priority in priorities.items()},
-            done={key: float(end) - now for key, end in done.items()},
+            remembered={key: float(end) - now for key, end in done.items()},
             dead=list(dead),
             dead_messages=_pairs(parts[19]),
             paused=bool(parts[20]),

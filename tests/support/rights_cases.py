@@ -56,10 +56,10 @@ def keys_of(script: Script) -> list[str]:
     if script.name.startswith("reliable/"):
         # These get keys that their caller chooses.
         if script in (RECEIVE, DROP, DISCARD):
-            return [RELIABLE.settings, RELIABLE.done]
+            return [RELIABLE.settings, RELIABLE.remembered]
         if script is SET_ASIDE:
             common_keys = [RELIABLE.leased, RELIABLE.kept_slots, RELIABLE.settings]
-            return [*common_keys, RELIABLE.done, RELIABLE.aside("done")]
+            return [*common_keys, RELIABLE.remembered, RELIABLE.aside("remembered")]
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
     if script is RESYNC:
@@ -344,7 +344,7 @@ def taken(script: Script) -> Any:
 async def long_ago(at: Prepared) -> None:
     await messages(at)
     await at.raw.zadd(RELIABLE.awaited, {b"long ago": 1})
-    await at.raw.zadd(RELIABLE.done, {b"long ago": 1})
+    await at.raw.zadd(RELIABLE.remembered, {b"long ago": 1})
 
 
 async def configure(at: Prepared) -> Any:
@@ -358,7 +358,7 @@ async def numbered(at: Prepared) -> None:
 
 async def set_aside(at: Prepared) -> None:
     await at.raw.hset(RELIABLE.settings, mapping=SETTINGS)
-    await at.raw.zadd(RELIABLE.done, {"old": 9e15})
+    await at.raw.zadd(RELIABLE.remembered, {"old": 9e15})
 
 
 async def held_back(at: Prepared) -> None:

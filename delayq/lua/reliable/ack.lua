@@ -3,7 +3,7 @@
 -- Keys:
 --   leases    see include/leases.lua
 --   wake      CHANNEL  where a free slot is announced, microseconds
---   done      ZSET  ids that count as taken, scored by the end of that time, microseconds
+--   remembered  ZSET  ids that count as taken, scored by the end of that time, microseconds
 --   settings  HASH  see include/settings.lua
 -- Arguments:
 --   runs   text  how many of the messages in a row have the same token, and the token of their
@@ -34,7 +34,7 @@ local remember_us, limit = unpack(redis.call('HMGET', settings, 'dedup_window', 
 remember_us = number_or(0, remember_us)
 -- A key of a foreign type must fail before the first write.
 if some_details > 0 and not only_grouped then check_details() end
-if remember_us > 0 then redis.call('ZSCORE', done, '') end
+if remember_us > 0 then redis.call('ZSCORE', remembered, '') end
 -- Most queues have neither groups nor a limit, and do not even create these functions.
 if some_grouped or limit and limit ~= '' then
 -- include: groups
@@ -75,7 +75,7 @@ else
 end
 if remember_us > 0 then
   local now = now_us()
-  trim_done(now)
+  trim_remembered(now)
   remember(acked, now + remember_us, now)
 end
 return reply

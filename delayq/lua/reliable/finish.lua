@@ -3,7 +3,7 @@
 -- Keys:
 --   leases    see include/leases.lua
 --   wake      CHANNEL  where a free slot is announced, microseconds
---   done      ZSET  ids that count as taken, scored by the end of that time, microseconds
+--   remembered  ZSET  ids that count as taken, scored by the end of that time, microseconds
 --   records   see include/records.lua
 --   awaited   ZSET  ids whose end clients wait for, scored by the end of that, microseconds
 -- Arguments:
@@ -36,7 +36,7 @@ local some_await = redis.call('EXISTS', awaited) == 1
 check_records()
 if some_details then check_details() end
 if some_await then redis.call('ZSCORE', awaited, '') end
-if remember_us > 0 then redis.call('ZSCORE', done, '') end
+if remember_us > 0 then redis.call('ZSCORE', remembered, '') end
 local reply, finished, new, seen = {}, {}, {}, {}
 for i, id in ipairs(ids) do
   local is_ours = ends[i] and not seen[id]
@@ -62,7 +62,7 @@ delete_details(finished)
 settle(waiting_for_slots(groups, now, redis.call('EXISTS', suspect_turns) == 1), now)
 if waits_for_slot then free_slot(now) end
 if remember_us > 0 then
-  trim_done(now)
+  trim_remembered(now)
   remember(finished, now + remember_us, now)
 end
 if keep_us > 0 then save_records(new, keep_us, most, now) end

@@ -3,7 +3,7 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   done      ZSET     ids that count as taken, scored by the end of that time, microseconds
+--   remembered  ZSET     ids that count as taken, scored by the end of that time, microseconds
 --   shared_moments  ZSET  moments for which several messages were offered, scored by the due time
 --                   of the last one, microseconds
 --   settings  HASH     see include/settings.lua
@@ -102,10 +102,10 @@ for at = FIRST, #ARGV, STRIDE do
   ids[#ids + 1] = ARGV[at + ID]
   some_grouped = some_grouped or group_in(ARGV[at + CONTENT]) ~= nil
 end
-local remembers = redis.call('EXISTS', done) == 1
+local remembers = redis.call('EXISTS', remembered) == 1
 -- A key of a foreign type must fail before the first write.
 if some_grouped then check_groups() end
-if remembers then redis.call('ZSCORE', done, '') end
+if remembers then redis.call('ZSCORE', remembered, '') end
 if some_moments then redis.call('ZSCORE', shared_moments, '') end
 if some_rank then redis.call('HGET', priorities, '') end
 if some_expire then
@@ -167,7 +167,7 @@ for at = FIRST, #ARGV, STRIDE do
         status = 2
       end
     end
-  elseif remembers and on_duplicate ~= 'replace' and number_or(0, redis.call('ZSCORE', done, id)) > now then
+  elseif remembers and on_duplicate ~= 'replace' and number_or(0, redis.call('ZSCORE', remembered, id)) > now then
     status = on_duplicate == 'ignore' and 0 or -1
   end
   if status == 1 and max_size > 0 and size >= max_size then status = -2 end
@@ -227,7 +227,7 @@ end
 write()
 -- Last, because a full server refuses a script only before its first write.
 for _, each in ipairs(unique) do remember({each[1]}, each[2], now) end
-if remembers then trim_done(now) end
+if remembers then trim_remembered(now) end
 if some_moments then trim_past(shared_moments, now - 1000000) end
 if not may_announce then reply[#reply + 1] = -3 end
 keep_reply(reply)

@@ -3,7 +3,7 @@
 -- Keys:
 --   messages  see reliable/include/queue.lua
 --   wake           CHANNEL  where a new head is announced: its due time, microseconds
---   done           ZSET     ids of messages that were handled lately, scored by the end of the time
+--   remembered     ZSET     ids of messages that were handled lately, scored by the end of the time
 --                           for which they are remembered, microseconds
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
@@ -85,7 +85,7 @@ move_members(group_members, 1)
 move_members(rate_log, 0)
 local turn = redis.call('HGET', settings, 'turn')
 if turn then redis.call('HSET', settings, 'turn', back(turn)) end
-move_scores(done)
+move_scores(remembered)
 move_scores(dead)
 move_values(dead_messages, function(letter)
   local why, body = string.match(letter, '^([^\n]*\n)(.*)$')
@@ -96,7 +96,7 @@ move_values(records, function(record)
   local state, offered, rest = string.match(record, '^(%a+) (%d+)( .*)$')
   return state and state .. ' ' .. moved_body(offered) .. rest or record
 end)
-for _, key in ipairs({done, record_times, records, rate_log}) do
+for _, key in ipairs({remembered, record_times, records, rate_log}) do
   local left = redis.call('PTTL', key)
   if left > 0 then redis.call('PEXPIRE', key, math.max(0, math.ceil(left - by / 1000))) end
 end

@@ -27,7 +27,7 @@ def test_every_key_of_a_reliable_queue_names_the_queue(name: str, partition: int
         assume(False)
     # A name that ends like the continuation of a key cannot be told from a longer name.
     assume("}:" not in name and not name.startswith(("part:", "}")))
-    others = (keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules)
+    others = (keys.remembered, keys.dead, keys.dead_messages, keys.paused, keys.schedules)
     for key in (*keys.messages, *others):
         assert queue_of(key) == known_queue(key) == ("reliable", name, partition)
         assert matches(key)

@@ -142,11 +142,11 @@ end
 local function remember(ids, ends, now)
   local scores = {}
   for i, id in ipairs(ids) do scores[i * 2 - 1], scores[i * 2] = format_score(ends), id end
-  redis.call('ZADD', done, 'GT', unpack(scores))
+  redis.call('ZADD', remembered, 'GT', unpack(scores))
   -- The set disappears with the last of them, even if no client comes to trim it. The work is done,
   -- and is not to be refused for that.
-  local keep_ms, left_ms = math.ceil((ends - now) / 1000), redis.pcall('PTTL', done)
-  if type(left_ms) == 'number' and left_ms < keep_ms then redis.pcall('PEXPIRE', done, keep_ms) end
+  local keep_ms, left_ms = math.ceil((ends - now) / 1000), redis.pcall('PTTL', remembered)
+  if type(left_ms) == 'number' and left_ms < keep_ms then redis.pcall('PEXPIRE', remembered, keep_ms) end
 end
 
 -- Drop members of a set that ended before `now`, a bounded number of them: a few more than one call
@@ -157,7 +157,7 @@ local function trim_past(set, now)
 end
 
 -- Drop ids that are no longer remembered.
-local function trim_done(now) trim_past(done, now) end
+local function trim_remembered(now) trim_past(remembered, now) end
 
 -- Return the hashes in which most messages have no field.
 local function sparse_hashes() return tokens, attempts, expiries, errors, priorities, positions end

@@ -4,7 +4,7 @@
 --   leases     see include/leases.lua
 --   dead       ZSET    names of dead letters, scored by their time of death, microseconds
 --   schedules  HASH    recurring messages by name: see include/schedule.lua
---   done       ZSET    ids that count as taken, scored by the end of that time, microseconds
+--   remembered  ZSET    ids that count as taken, scored by the end of that time, microseconds
 --   record_times  ZSET    ids of messages of which a record is kept
 --   paused     STRING  exists while no client may take anything
 --   kept_slots  ZSET    see include/kept_slots.lua
@@ -16,7 +16,7 @@ local function is_vacant(now)
   if redis.call('EXISTS', bodies, leased, group_members, dead, record_times, paused) > 0 then return false end
   -- The field with the empty name is none of the schedules.
   if redis.call('HLEN', schedules) > redis.call('HEXISTS', schedules, '') then return false end
-  for _, ends in ipairs({done, kept_slots}) do
+  for _, ends in ipairs({remembered, kept_slots}) do
     if redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf') > 0 then return false end
   end
   if redis.call('ZCARD', rate_log) > 1000 then return false end
