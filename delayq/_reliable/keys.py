@@ -49,9 +49,8 @@ SALT_LENGTH = 3
 
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
-    r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|positions|group_members|group_waiting|group_turns|suspect_turns|rate_log|expiry_index|remembered|moments"
-    r"|dead|dead:messages|paused|kept_slots|schedules|record_times|records|workers|history)$"
+    r"\}:(?:waiting(?::[1-9])?|remembered|shared_moments|dead|dead:messages|paused|kept_slots"
+    rf"|schedules|record_times|records|workers|history|{'|'.join(MESSAGES[PRIORITIES:])})$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
@@ -148,7 +147,7 @@ class ReliableKeys:
             wake=f"{prefix}wake",
             summons=f"{prefix}summons",
             remembered=f"{prefix}remembered",
-            shared_moments=f"{prefix}moments",
+            shared_moments=f"{prefix}shared_moments",
             dead=f"{prefix}dead",
             dead_messages=f"{prefix}dead:messages",
             paused=f"{prefix}paused",

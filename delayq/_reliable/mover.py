@@ -414,11 +414,20 @@ class _Source:
         )
         await _gather(
             self._members(name, self._of_messages)
-            for name in ("kept_slots", "expiry_index", "leased", "group_waiting", *MESSAGES[:PRIORITIES])
+            for name in (
+                "kept_slots",
+                "expiry_index",
+                "leased",
+                "group_waiting",
+                *MESSAGES[:PRIORITIES],
+            )
         )
         await _gather(
             (
-                *(self._members(name, self._of_groups) for name in ("group_turns", "suspect_turns")),
+                *(
+                    self._members(name, self._of_groups)
+                    for name in ("group_turns", "suspect_turns")
+                ),
                 self._fields(
                     "schedules",
                     _by_content(lambda entry: move.of_name(entry[0]) if entry[0] else None),

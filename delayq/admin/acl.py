@@ -105,8 +105,8 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
 
 _KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns summons"
 _KEYS_OF_RELIABLE = (
-    "wake summons remembered shared_moments dead dead_messages paused kept_slots schedules record_times records"
-    " awaited settings history workers worker_facts"
+    "wake summons remembered shared_moments dead dead_messages paused kept_slots schedules"
+    " record_times records awaited settings history workers worker_facts"
 )
 
 

@@ -56,7 +56,7 @@ for _, kind in ipairs(kinds) do
     used = used + 1
     epoch = redis.pcall('HGET', keys[used], 'epoch')
     -- Limits have changed: the next claim gives groups their turns by them.
-    if type(redis.pcall('HGET', keys[used], 'settled_to')) == 'string' then wait = 0 end
+    if type(redis.pcall('HGET', keys[used], 'turns_updated_to')) == 'string' then wait = 0 end
   end
   reply[#reply + 1] = wait
   reply[#reply + 1] = late

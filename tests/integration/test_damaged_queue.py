@@ -164,7 +164,13 @@ async def test_an_unreadable_body_can_die_and_be_listed(jobs: Jobs, raw: Any) ->
     assert await jobs.dead.redrive() == 0
 
 
-EVICTED = ("group_turns", "group_members", "positions", "group_members positions", "group_turns positions")
+EVICTED = (
+    "group_turns",
+    "group_members",
+    "positions",
+    "group_members positions",
+    "group_turns positions",
+)
 
 
 async def test_a_worker_puts_back_what_waits_after_the_server_has_evicted_keys(

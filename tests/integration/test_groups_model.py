@@ -583,7 +583,9 @@ class GroupsMachine(RuleBasedStateMachine):
         for key, place in stored.positions.items():
             if (end := stored.leases.get(key)) is not None:
                 assert parts(place)[2] == pytest.approx(stored.now + end, abs=0.3)
-        assert await self.raw.hexists(self.store.keys.settings, "settled_to") is model.unsettled
+        assert (
+            await self.raw.hexists(self.store.keys.settings, "turns_updated_to") is model.unsettled
+        )
         for group in GROUPS if not model.unsettled else ():
             self.compare_turns(group, stored)
         queue = self.queue

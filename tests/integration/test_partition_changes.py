@@ -172,7 +172,7 @@ async def test_only_a_queue_with_nothing_in_it_gets_another_number(
     await ReliableStore(client, KEYS[3]).copy_settings(late, 3)
     truth, *others = await copies(raw, 4)
     assert (truth[b"partitions"], truth[b"max_size"]) == (b"3", b"7")
-    limits = (b"share", b"settled_to")
+    limits = (b"share", b"turns_updated_to")
     assert others.pop().keys() == {b"epoch"}
     fields = [{k: v for k, v in copy.items() if k not in limits} for copy in (truth, *others)]
     assert fields == [fields[0]] * 3

@@ -30,5 +30,12 @@ def every_key(keys: DelayedKeys | ReliableKeys) -> list[str]:
     if isinstance(keys, DelayedKeys):
         shared = [keys.ready, keys.timeout, keys.ordered, keys.channel, keys.quarantine]
         return [*shared, keys.leases, keys.leased, keys.turns, keys.fence("0123456789ab-00000001")]
-    shared = [*keys.messages, keys.wake, keys.remembered, keys.dead, keys.dead_messages, keys.paused]
+    shared = [
+        *keys.messages,
+        keys.wake,
+        keys.remembered,
+        keys.dead,
+        keys.dead_messages,
+        keys.paused,
+    ]
     return [*shared, keys.schedules, keys.call("0123456789ab-0"), keys.call("0123456789ab-1")]

@@ -57,8 +57,8 @@ local function moved(text, level)
 end
 local places = redis.call('HGETALL', KEYS[23])
 for i = 1, #places, 2 do redis.call('HSET', KEYS[23], places[i], moved(places[i + 1], 1)) end
-local turn = redis.call('HGET', KEYS[29], 'turn')
-if turn then redis.call('HSET', KEYS[29], 'turn', back(turn)) end
+local turn = redis.call('HGET', KEYS[29], 'ungrouped_turn')
+if turn then redis.call('HSET', KEYS[29], 'ungrouped_turn', back(turn)) end
 for _, at in ipairs({28, 30, 31}) do
   local left = redis.call('PTTL', KEYS[at])
   if left > 0 then redis.call('PEXPIRE', KEYS[at], math.ceil(left - ARGV[1] / 1000)) end

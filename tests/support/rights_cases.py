@@ -311,7 +311,7 @@ async def limits_changed(at: Prepared) -> Any:
     await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
     await at.raw.zadd(RELIABLE.named("group_turns"), {"a": 4e15, "": 4e15})
     await at.raw.zrem(RELIABLE.named("group_turns"), "b")
-    await at.raw.hset(RELIABLE.settings, "settled_to", "")
+    await at.raw.hset(RELIABLE.settings, "turns_updated_to", "")
     return [*CLAIM, 0, *REST]
 
 

@@ -52,8 +52,8 @@
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, queue_limit, settled_to, partitions =
-  unpack(redis.call('HMGET', settings, 'layout', 'share', 'settled_to', 'partitions'))
+local layout, queue_limit, turns_updated_to, partitions =
+  unpack(redis.call('HMGET', settings, 'layout', 'share', 'turns_updated_to', 'partitions'))
 if (layout or LAYOUT) ~= LAYOUT then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}, 0, 0} end
@@ -221,7 +221,7 @@ local some_trials, all_grouped = false, false
 -- these functions. They take what they need from one function, because the functions of a script
 -- cost the more, the more variables of its own each of them uses.
 local by_turns
-if some_grouped or queue_limit or settled_to or some_kept_slots then by_turns = (function()
+if some_grouped or queue_limit or turns_updated_to or some_kept_slots then by_turns = (function()
 -- include: groups
 -- include: turns
 end)() end
@@ -371,7 +371,7 @@ if by_turns then
   is_held = is_held or is_queue_held
 end
 -- The next claim goes on with them.
-if settled_to or some_lost then wait = 0 end
+if turns_updated_to or some_lost then wait = 0 end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
 -- The slots of cancelled messages hold groups up as leases do.

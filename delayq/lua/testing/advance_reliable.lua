@@ -10,7 +10,7 @@
 --   record_times   ZSET     ids with a record, scored by its last change, microseconds
 --   records        HASH     these records: see reliable/include/records.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
---   settings       HASH     see reliable/include/groups.lua: its field "turn"
+--   settings       HASH     see reliable/include/groups.lua: its field "ungrouped_turn"
 --   kept_slots     ZSET     names of cancelled messages that keep their slots, scored by the end of
 --                           their leases, microseconds
 -- Arguments:
@@ -83,8 +83,8 @@ end
 move_values(positions, function(place) return moved_text(place, 1) end)
 move_members(group_members, 1)
 move_members(rate_log, 0)
-local turn = redis.call('HGET', settings, 'turn')
-if turn then redis.call('HSET', settings, 'turn', back(turn)) end
+local turn = redis.call('HGET', settings, 'ungrouped_turn')
+if turn then redis.call('HSET', settings, 'ungrouped_turn', back(turn)) end
 move_scores(remembered)
 move_scores(dead)
 move_values(dead_messages, function(letter)

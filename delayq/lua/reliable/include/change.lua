@@ -68,7 +68,7 @@ local function add_share(fields, limit, group_limit, partitions, place)
   -- After a move, groups are here of which others have not changed the turns yet.
   if (share or '0') ~= (old[1] or '0') or (group_limit or '0') ~= (old[2] or '0')
     or is_limited and number_in(old[3]) ~= partitions then
-    fields[#fields + 1], fields[#fields + 2] = 'settled_to', ''
+    fields[#fields + 1], fields[#fields + 2] = 'turns_updated_to', ''
   end
 end
 

@@ -2,7 +2,7 @@
 --
 -- The key `settings` is a HASH: layout, epoch, partitions, renumbering, moving, max_size, expired,
 -- dedup_window, keep_dead, max_dead, keep, max_kept, limit, group_limit; share: the part of the
--- limit that this partition has; settled_to: exists after these limits have changed, until claims
+-- limit that this partition has; turns_updated_to: exists after these limits have changed, until claims
 -- have given every group its turn by them: the member of `group_members` that they have reached; see
 -- include/groups.lua; aside: exists while the queue is moved and what was here has been put aside.
 -- A field that is missing or cannot be read means that the setting was never given. Those of the

@@ -52,7 +52,7 @@
   -- have: whatever has been handed out holds it up.
   local function open_to_take(some_lines)
     open_lines(some_lines)
-    for _, line in ipairs(settled_to and some_lines or none) do
+    for _, line in ipairs(turns_updated_to and some_lines or none) do
       if is_ordered(line) and first_behind(line.group) then line.room = 0 end
     end
   end
@@ -201,7 +201,7 @@
       if due and due <= now then first_ungrouped = math.min(first_ungrouped or due, due) end
     end
     if first_ungrouped and #groups > 0 then
-      first_ungrouped = math.max(first_ungrouped, number_or(0, redis.call('HGET', settings, 'turn')))
+      first_ungrouped = math.max(first_ungrouped, number_or(0, redis.call('HGET', settings, 'ungrouped_turn')))
     end
     for i = 1, #groups, 2 do
       if first_ungrouped and first_ungrouped < tonumber(groups[i + 1]) then
@@ -249,10 +249,10 @@
     redis.call('ZREM', group_turns, '')
     local groups = {}
     for _ = 1, 50 do
-      local member = redis.call('ZRANGEBYLEX', group_members, '(' .. settled_to, '+', 'LIMIT', 0, 1)[1]
+      local member = redis.call('ZRANGEBYLEX', group_members, '(' .. turns_updated_to, '+', 'LIMIT', 0, 1)[1]
       -- A member without a NUL is foreign.
       local group = member and string.match(member, '^(%Z+)%z')
-      settled_to = group and behind(group, member) or member
+      turns_updated_to = group and behind(group, member) or member
       if group then groups[#groups + 1] = group end
       if not member then break end
     end
@@ -260,7 +260,7 @@
     -- this announces may have passed, but a change of settings makes each client look anyway.
     local settle = rare()
     settle(groups, now - limit)
-    if settled_to then redis.call('HSET', settings, 'settled_to', settled_to) else redis.call('HDEL', settings, 'settled_to') end
+    if turns_updated_to then redis.call('HSET', settings, 'turns_updated_to', turns_updated_to) else redis.call('HDEL', settings, 'turns_updated_to') end
   end
 
   -- Let messages wait in the lines of their groups whose leases are lost, of which `lost` has {id,
@@ -381,7 +381,7 @@
       redis.call('HSET', positions, unpack(new_places))
     end
     note_starts()
-    if last_ungrouped then redis.call('HSET', settings, 'turn', format_score(now - (count - last_ungrouped) / 4)) end
+    if last_ungrouped then redis.call('HSET', settings, 'ungrouped_turn', format_score(now - (count - last_ungrouped) / 4)) end
     if has_trials then
       local groups, served_at = {}, {}
       for i, line in ipairs(served) do groups[i], served_at[line.group] = line.group, now - (count - line.last) / 4 end
@@ -507,7 +507,7 @@
     return has_trials and first_trial <= now
   end
 
-  if settled_to then settle_next() end
+  if turns_updated_to then settle_next() end
   return {
     line_up_lost = line_up_lost, begin = begin, hand_out_of = hand_out_of, find_suspect = find_suspect_of_group, take = take_turns, check = check_turns, take_out = take_out,
     leave = leave, note_left = note_left, settle_others = settle_others, wait_for_slot = wait_for_slot, holds_groups = holds_groups, longest_period = longest_period,
