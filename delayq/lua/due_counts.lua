@@ -11,11 +11,11 @@
 -- one, no later than the next.
 
 local counts = {}
-for place, edge in ipairs(edges) do
-  counts[place] = 0
+for number, edge in ipairs(edges) do
+  counts[number] = 0
   for _, set in ipairs(sets) do
-    local found = redis.call('ZCOUNT', set, '(' .. edge, edges[place + 1] or '+inf')
-    counts[place] = counts[place] + found
+    local count = redis.call('ZCOUNT', set, '(' .. edge, edges[number + 1] or '+inf')
+    counts[number] = counts[number] + count
   end
 end
 return counts

@@ -212,7 +212,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "above": ("",),
     "mode": ("declare", "change"),
     "partitions": (1,),
-    "place": (1,),
+    "partition": (1,),
     "step": ("hold", "commit", "release"),
     "error": ("an error",),
     "epoch": ("8",),

@@ -1,10 +1,10 @@
 -- ack: delete messages that have been handled.
 --
 -- Keys:
---   leases    see include/leases.lua
---   wake      CHANNEL  where a free slot is announced, microseconds
---   remembered  ZSET  ids that count as taken, scored by the end of that time, microseconds
---   settings  HASH  see include/settings.lua
+--   leases      see include/leases.lua
+--   wake        CHANNEL  where a free slot is announced, microseconds
+--   remembered  ZSET     ids that count as taken, scored by the end of that time, microseconds
+--   settings    HASH     see include/settings.lua
 -- Arguments:
 --   runs   text  how many of the messages in a row have the same token, and the token of their
 --                leases: "99:token 1:token"
@@ -38,23 +38,23 @@ if remember_us > 0 then redis.call('ZSCORE', remembered, '') end
 -- Most queues have neither groups nor a limit, and do not even create these functions.
 if some_grouped or limit and limit ~= '' then
 -- include: groups
-  local members, groups, now, last_place = {}, {}, now_us(), nil
+  local members, groups, now, last_position = {}, {}, now_us(), nil
   local waits_for_slot = string.find(limit or '', '[co]') and awaits_slot()
-  for i, place in ipairs(some_grouped and redis.call('HMGET', positions, unpack(acked)) or {}) do
-    if place then
-      members[#members + 1] = place .. acked[i]
-      -- Those of one claim and group have the same place.
-      if place ~= last_place then add_group(groups, group_of(place)) end
-      last_place = place
+  for i, position in ipairs(some_grouped and redis.call('HMGET', positions, unpack(acked)) or {}) do
+    if position then
+      members[#members + 1] = position .. acked[i]
+      -- Those of one claim and group have the same position.
+      if position ~= last_position then add_group(groups, group_of(position)) end
+      last_position = position
     end
   end
   if #members > 0 then
-    local unsettled = waiting_for_slots(groups, now, not only_grouped)
-    if #unsettled > 0 then check_groups() end
+    local groups_to_update = waiting_for_slots(groups, now, not only_grouped)
+    if #groups_to_update > 0 then check_groups() end
     redis.call('ZREM', group_members, unpack(members))
-    if #unsettled > 0 then
--- include: settle
-      settle(unsettled, now)
+    if #groups_to_update > 0 then
+-- include: group_turns
+      update_turns(groups_to_update, now)
     end
   end
   if waits_for_slot then free_slot(now) end

@@ -1,7 +1,7 @@
 -- activity: read the counts of the last minutes or hours.
 --
 -- Keys:
---   history  HASH  place of a minute or an hour to its number and counts
+--   history  HASH  field of a minute or an hour to its number and counts
 -- Arguments:
 --   unit  text  "m" for minutes, "h" for hours
 --   span  int   how many of them, up to 1440
@@ -14,12 +14,12 @@
 -- include: history
 
 local now = now_us()
-local places, numbers = {}, {}
+local fields, numbers = {}, {}
 for ago = tonumber(span) - 1, 0, -1 do
-  places[#places + 1], numbers[#numbers + 1] = place_of(unit, now, ago)
+  fields[#fields + 1], numbers[#numbers + 1] = field_of(unit, now, ago)
 end
 local reply = {now}
-for at, stored in ipairs(redis.call('HMGET', history, unpack(places))) do
+for at, stored in ipairs(redis.call('HMGET', history, unpack(fields))) do
   local number = numbers[at]
   reply[#reply + 1] = stored and string.match(stored, '^%d+') == number and stored or number
 end

@@ -1,8 +1,8 @@
--- await: look for the end of a message, and ask for news of it if that is yet to come.
+-- await: look for the end of a message, and ask to be notified of it if that is yet to come.
 --
 -- Keys:
---   messages  see include/queue.lua
---   records   see include/records.lua
+--   messages       see include/queue.lua
+--   records        see include/records.lua
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
 --   awaited        ZSET  ids whose end clients wait for, scored by the end of that, microseconds
@@ -22,14 +22,14 @@
 -- include: at_rest
 
 local now = now_us()
-local found = find_outcome(id, now)
+local outcome = find_outcome(id, now)
 for_us = tonumber(for_us)
-if found[3] == 1 and found[2] > 0 and for_us > 0 then
-  local over = redis.call('ZRANGEBYSCORE', awaited, '-inf', now, 'LIMIT', 0, 100)
-  if #over > 0 then redis.call('ZREM', awaited, unpack(over)) end
+if outcome[3] == 1 and outcome[2] > 0 and for_us > 0 then
+  local expired = redis.call('ZRANGEBYSCORE', awaited, '-inf', now, 'LIMIT', 0, 100)
+  if #expired > 0 then redis.call('ZREM', awaited, unpack(expired)) end
   redis.call('ZADD', awaited, 'GT', string.format('%.0f', now + for_us), id)
   -- The set disappears with the last of them, even if no client comes to trim it.
   local keep_ms = math.ceil(for_us / 1000)
   if redis.call('PTTL', awaited) < keep_ms then redis.call('PEXPIRE', awaited, keep_ms) end
 end
-return found
+return outcome

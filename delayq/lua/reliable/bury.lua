@@ -3,8 +3,8 @@
 -- Keys:
 --   leases         see include/leases.lua
 --   wake           CHANNEL  where a free slot is announced, microseconds
---   dead           ZSET  names of dead letters, scored by their time of death, microseconds
---   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
+--   dead           ZSET     names of dead letters, scored by their time of death, microseconds
+--   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   records        see include/records.lua
 -- Arguments:
 --   id...     text  of each message
@@ -21,7 +21,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: letters
 -- include: records
 
@@ -46,14 +46,14 @@ for at = FIRST, #ARGV, STRIDE do
     redis.call('ZREM', leased, '\255')
     redis.call('HDEL', bodies, '\255')
     add_letter(id, why, body or '', now)
-    local groups = leave_lines({id})
+    local groups = leave_groups({id})
     redis.call('ZREM', leased, id)
     delete_details({id})
     if ARGV[at + ATTEMPT] ~= '' then
       record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now)
       announce_finished(id)
     end
-    settle(groups, now)
+    update_turns(groups, now)
     if waits_for_slot then free_slot(now) end
     waits_for_slot, has_buried = false, true
   end

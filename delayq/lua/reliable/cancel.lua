@@ -1,13 +1,13 @@
 -- cancel: delete messages. Workers that have one of them are told.
 --
 -- Keys:
---   messages  see include/queue.lua
---   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the cancellation
---                      of a message that a worker has is announced: "cancelled", the token of its
---                      lease, and its id; and its end: "finished", and its id
---   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/kept_slots.lua
+--   messages    see include/queue.lua
+--   wake        CHANNEL  where a new head is announced: its due time, microseconds
+--   settings    HASH     see include/settings.lua; and CHANNEL of that name, where the cancellation
+--                        of a message that a worker has is announced: "cancelled", the token of its
+--                        lease, and its id; and its end: "finished", and its id
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of
+--                        their leases, microseconds: see include/kept_slots.lua
 -- Arguments:
 --   with_leased  0 or 1  whether to delete messages that workers have
 --   id...        text    of each message
@@ -19,7 +19,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: kept_slots
 -- include: at_rest
@@ -31,12 +31,12 @@ local keep = redis.call('HGET', settings, 'keep')
 local now = now_us()
 local reply = {}
 for i, id in ipairs(ids) do
-  local found = find_message(id, now)
-  local may_go = found and not found.expired and (with_leased == '1' or not found.leased)
+  local message = find_message(id, now)
+  local may_go = message and not message.expired and (with_leased == '1' or not message.leased)
   reply[i] = may_go and 1 or 0
   if may_go then
     -- A hint, which changes nothing if it is refused: a worker finds out when it renews the lease.
-    local token = found.leased and (redis.call('HGET', tokens, id) or redis.call('ZSCORE', leased, id))
+    local token = message.leased and (redis.call('HGET', tokens, id) or redis.call('ZSCORE', leased, id))
     if token then redis.pcall('PUBLISH', settings, 'cancelled ' .. token .. ' ' .. id) end
     if token then
       -- First a write that frees memory: then a full server accepts the rest.
@@ -44,7 +44,7 @@ for i, id in ipairs(ids) do
       redis.call('ZREM', leased, id)
       keep_slots(id, token, ends)
     end
-    delete_message(id, found.where)
+    delete_message(id, message.where)
     if keep then redis.pcall('PUBLISH', settings, 'finished ' .. id) end
   end
 end

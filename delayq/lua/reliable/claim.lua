@@ -1,11 +1,11 @@
 -- claim: hand due messages to a worker, under a lease.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   messages       see include/queue.lua
 --   paused         STRING   exists while no client may take anything
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
---   wake           CHANNEL  where other clients are told that they need not look
+--   wake           CHANNEL  where other clients are told that they need not claim
 --   settings       HASH     see include/settings.lua; and CHANNEL of that name, where the end of
 --                           messages is announced: "finished", and the id
 --   kept_slots     ZSET     names of cancelled messages that keep their slots, scored by the end of
@@ -64,13 +64,13 @@ limit, max_attempts = tonumber(limit), tonumber(max_attempts)
 local wanted_by_client = limit
 -- The bodies of one answer have to cross a network before the first message can be handled, so
 -- those after the first are bounded.
-local bytes_left = 262144
+local remaining_bytes = 262144
 -- Messages that are gone make room for more, but not without end.
-local looks_left = limit + 400
+local remaining_reads = limit + 400
 
 -- Most queues have only messages that were never tried, of one priority and without an expiry: then
 -- there is nothing to look up.
-local highest, some_tried, some_expire, some_kept, some_grouped = 0, false, false, false, false
+local highest, some_tried, some_expire, some_tokens, some_grouped = 0, false, false, false, false
 local some_kept_slots = false
 local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, positions, suspect_turns, kept_slots, unpack(waiting))
 if used_keys > 0 then some_grouped = redis.call('HLEN', positions) > 0 end
@@ -80,14 +80,14 @@ if some_used then
   highest = redis.call('EXISTS', unpack(waiting)) > 0 and 9 or 0
   some_tried = redis.call('EXISTS', attempts) == 1
   some_expire = redis.call('EXISTS', expiries) == 1
-  some_kept = redis.call('EXISTS', tokens) == 1
+  some_tokens = redis.call('EXISTS', tokens) == 1
   some_kept_slots = redis.call('EXISTS', kept_slots) == 1
   -- A key of a foreign type must fail before the first write.
   if some_kept_slots then redis.call('ZSCORE', kept_slots, '') end
 end
 
 -- The changes are collected: a script is refused before its first write, or does its work.
-local count, ids, found_bodies, details = 0, {}, {}, {}
+local count, ids, claimed_bodies, details = 0, {}, {}, {}
 local passed, gone, deaths, occurrences = {}, {}, {}, {}
 local expired_count, died_count, is_full = 0, 0, false
 
@@ -101,9 +101,9 @@ end
 
 local new = {used = 0, uncounted = 0}
 local function hand_out(id, priority, record, body, expiry)
-  if count > 0 then bytes_left = bytes_left - #body end
+  if count > 0 then remaining_bytes = remaining_bytes - #body end
   count = count + 1
-  ids[count], found_bodies[count] = id, body
+  ids[count], claimed_bodies[count] = id, body
   if record ~= new or priority > 0 or expiry then
     local due = record.due and format_score(record.due) or ''
     for _, detail in ipairs({count, priority, record.used + 1, record.uncounted, due, number_or('', expiry)}) do details[#details + 1] = detail end
@@ -135,20 +135,20 @@ end
 -- Return the suspect without a group to hand out next: the one whose lease was lost first. If
 -- priorities are in use, it has the highest among the first hundred.
 local function find_suspect()
-  local most, found = redis.call('EXISTS', priorities) == 1 and 100 or 10, nil
+  local most, first = redis.call('EXISTS', priorities) == 1 and 100 or 10, nil
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', '(0', 'LIMIT', 0, most)) do
     local priority = priority_of(id)
-    if bytes_left > 0 and (not found or priority > found.priority) then
+    if remaining_bytes > 0 and (not first or priority > first.priority) then
       local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
       local expiry = redis.call('HGET', expiries, id)
       if is_gone(id, priority, record, body, expiry) then
-        bytes_left = bytes_left - #(body or '')
+        remaining_bytes = remaining_bytes - #(body or '')
       else
-        found = {id = id, priority = priority, record = record, body = body, expiry = expiry}
+        first = {id = id, priority = priority, record = record, body = body, expiry = expiry}
       end
     end
   end
-  return found
+  return first
 end
 
 -- Return the bytes of these bodies but for the first one; nil if one is missing.
@@ -162,28 +162,28 @@ local function size_of(some_bodies)
   return size - #some_bodies[1]
 end
 
--- Look at the due messages of one priority, in order.
+-- Hand out the due messages of one priority, in order.
 local none = {}
 local function take_from(priority)
   local set, offset, wanted_before, is_last = waiting[priority], passed[priority] or 0, nil, false
-  while count < limit and looks_left > 0 and not is_full and not is_last do
-    -- If some were gone, more may be: then look at more than are wanted.
+  while count < limit and remaining_reads > 0 and not is_full and not is_last do
+    -- If some were gone, more may be: then read more than are wanted.
     local wanted = limit - count
-    local most = math.min(wanted_before == wanted and 200 or wanted, looks_left)
+    local most = math.min(wanted_before == wanted and 200 or wanted, remaining_reads)
     local due_ids = redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
     wanted_before, is_last = wanted, #due_ids < most
     if #due_ids == 0 then return end
     if #due_ids > 1 then
       -- If bodies are large, do not read those that would not leave anyway.
-      local fitting = math.max(1, math.floor(bytes_left / math.max(1, redis.call('HSTRLEN', bodies, due_ids[1]))))
+      local fitting = math.max(1, math.floor(remaining_bytes / math.max(1, redis.call('HSTRLEN', bodies, due_ids[1]))))
       if #due_ids > fitting then due_ids, is_last = {unpack(due_ids, 1, fitting)}, false end
     end
     local due_bodies = redis.call('HMGET', bodies, unpack(due_ids))
     local is_first = count == 0 and offset == 0 and priority == 0
     local size = is_first and not some_tried and not some_expire and size_of(due_bodies)
-    if size and size <= bytes_left then
+    if size and size <= remaining_bytes then
       -- Most messages are like that: they leave as they are.
-      count, ids, found_bodies, offset, bytes_left = #due_ids, due_ids, due_bodies, #due_ids, bytes_left - size
+      count, ids, claimed_bodies, offset, remaining_bytes = #due_ids, due_ids, due_bodies, #due_ids, remaining_bytes - size
       due_ids = none
     end
     local due_records = some_tried and redis.call('HMGET', attempts, unpack(due_ids)) or none
@@ -193,7 +193,7 @@ local function take_from(priority)
       local body, record = due_bodies[i], due_records[i] and parse_record(due_records[i]) or new
       local is_plain = body and record == new and not due_expiries[i]
       if is_plain or not is_gone(id, priority, record, body, due_expiries[i]) then
-        if count > 0 and #body > bytes_left then
+        if count > 0 and #body > remaining_bytes then
           is_full = true
           break
         end
@@ -201,7 +201,7 @@ local function take_from(priority)
       end
       offset = offset + 1
     end
-    looks_left, passed[priority] = looks_left - #due_bodies, offset
+    remaining_reads, passed[priority] = remaining_reads - #due_bodies, offset
   end
 end
 
@@ -216,19 +216,19 @@ end
 local first_end = tonumber(redis.call('ZRANGE', leased, 0, 0, 'WITHSCORES')[2]) or MAX_SCORE
 local some_suspects = first_end < 0
 local some_lost = first_end <= now and (not some_suspects or redis.call('ZCOUNT', leased, 0, now) > 0)
-local some_trials, all_grouped = false, false
+local has_due_suspects, all_grouped = false, false
 -- The work that groups or a limit add to a claim. Most queues have neither, and do not even create
 -- these functions. They take what they need from one function, because the functions of a script
 -- cost the more, the more variables of its own each of them uses.
 local by_turns
 if some_grouped or queue_limit or turns_updated_to or some_kept_slots then by_turns = (function()
 -- include: groups
--- include: turns
+-- include: claim_turns
 end)() end
 
 -- Let messages wait again whose leases are lost: the first of them, for bodies may be large. Those
 -- that become suspects wait apart, the others as before their leases.
-local function line_up_lost()
+local function requeue_lost()
   local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, 0, now, 'WITHSCORES', 'LIMIT', 0, 100)
   local lost, size = {}, 0
   for i = 1, #ids_and_ends, 2 do
@@ -247,10 +247,10 @@ local function line_up_lost()
   redis.call('ZREM', leased, '\255')
   local lost_of_groups = {}
   for _, message in ipairs(lost) do
-    local id, record, ends, body, place = unpack(message)
+    local id, record, ends, body, position = unpack(message)
     redis.call('HDEL', tokens, id)
     save_record(id, record)
-    if place then
+    if position then
       lost_of_groups[#lost_of_groups + 1] = message
     elseif is_suspect(record) then
       redis.call('ZADD', leased, suspect_score(ends), id)
@@ -260,21 +260,21 @@ local function line_up_lost()
       redis.call('ZREM', leased, id)
     end
   end
-  if #lost_of_groups > 0 then by_turns.line_up_lost(lost_of_groups) end
+  if #lost_of_groups > 0 then by_turns.requeue_lost(lost_of_groups) end
   some_tried, some_used, some_lost = true, true, redis.call('ZCOUNT', leased, 0, now) > 0
   highest = redis.call('EXISTS', unpack(waiting)) > 0 and 9 or 0
 end
-if some_lost then line_up_lost() end
-if by_turns then some_trials = by_turns.begin() end
+if some_lost then requeue_lost() end
+if by_turns then has_due_suspects = by_turns.begin() end
 
-local may_have_suspect = suspects == '1' and (some_suspects or some_trials) and limit > 0
+local may_have_suspect = suspects == '1' and (some_suspects or has_due_suspects) and limit > 0
 if may_have_suspect and held_id ~= '' then may_have_suspect = (lease_end(held_id, held_token) or 0) <= now end
-local suspect = may_have_suspect and (some_suspects and find_suspect() or some_trials and by_turns.find_suspect()) or nil
+local suspect = may_have_suspect and (some_suspects and find_suspect() or has_due_suspects and by_turns.find_suspect()) or nil
 local has_suspect = false
 if some_grouped and suspect then
   has_suspect = true
-  if suspect.line then
-    by_turns.hand_out_of(suspect.line, suspect.id, suspect.member, suspect.priority, suspect.record, suspect.body, suspect.expiry)
+  if suspect.cursor then
+    by_turns.hand_out_of(suspect.cursor, suspect.id, suspect.member, suspect.priority, suspect.record, suspect.body, suspect.expiry)
   else
     hand_out(suspect.id, suspect.priority, suspect.record, suspect.body, suspect.expiry)
   end
@@ -293,12 +293,12 @@ end
 -- Return whether what is handed out is alone in the client, if that makes a difference.
 local function is_blamed_alone()
   if alone ~= '1' or count ~= 1 then return false end
-  local most = tonumber(string.match(found_bodies[1], '^[%d+e]+x(%d+)')) or max_attempts
+  local most = tonumber(string.match(claimed_bodies[1], '^[%d+e]+x(%d+)')) or max_attempts
   return has_suspect or most == 1 or most == 2
 end
 
 -- A key of a foreign type must fail before the first write.
-if some_kept then redis.call('HGET', tokens, '') end
+if some_tokens then redis.call('HGET', tokens, '') end
 if some_expire then redis.call('ZSCORE', expiry_index, '') end
 if #gone > 0 then
   check_details()
@@ -307,7 +307,7 @@ end
 if #deaths > 0 then check_letters() end
 if by_turns then by_turns.check() end
 -- A full server accepts all writes after one that takes no memory. These also tell whether the writes
--- are permitted that take messages from their places. Those come last: so none is lost if a right has
+-- are permitted that take messages out of sets. Those come last: so none is lost if a right has
 -- been taken away meanwhile.
 if some_grouped then redis.call('ZREM', group_waiting, '\255') end
 if count > 0 or #gone > 0 then redis.call('ZREMRANGEBYRANK', waiting[0], 1, 0) end
@@ -319,10 +319,11 @@ for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now) 
 local token = ''
 if count > 0 then
   token = new_token(end_of_lease(now, lease_us, is_blamed_alone()))
-  -- The last one first, because their ends are equal: so a small set finds each place at once.
+  -- The last one first, because their ends are equal: so a small set finds at once where to insert
+  -- each.
   local new_ends = {}
   for i = 1, count do new_ends[i * 2 - 1], new_ends[i * 2] = token, ids[count + 1 - i] end
-  if some_kept then redis.call('HDEL', tokens, unpack(ids)) end
+  if some_tokens then redis.call('HDEL', tokens, unpack(ids)) end
   redis.call('ZADD', leased, unpack(new_ends))
 end
 if by_turns then by_turns.take_out() end
@@ -330,12 +331,12 @@ for priority, seen in pairs(passed) do
   if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end
 end
 if #gone > 0 then
-  if some_grouped then by_turns.leave() end
+  if some_grouped then by_turns.leave_gone() end
   redis.call('ZREM', leased, unpack(gone))
   delete_details(gone)
   local _, keep_dead, max_dead, keep = fates()
   if #deaths > 0 then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
-  -- A hint for the clients that wait for the end of one of them: they look now and then.
+  -- A hint for the clients that wait for the end of one of them: they poll as well.
   for _, id in ipairs(keep and gone or {}) do redis.pcall('PUBLISH', settings, 'finished ' .. id) end
 end
 if count > 0 then
@@ -344,7 +345,7 @@ if count > 0 then
     for i = 1, count do ids_and_ends[2 * i - 1], ids_and_ends[2 * i] = ids[i], token end
     expire_after(ids_and_ends)
   end
-  if by_turns then by_turns.note_left(token) end
+  if by_turns then by_turns.note_claimed(token) end
   -- If this is refused, the messages stay with a caller that gets no answer until their leases end.
   local start = by_turns and by_turns.longest_period() > 0 and string.format(' %.0f', now) or ''
   redis.pcall('SET', call, number .. ' ' .. token .. start, 'PX', math.ceil(lease_us / 1000))
@@ -353,7 +354,7 @@ end
 local wait, has_suspects = -1, some_suspects and redis.call('ZCOUNT', leased, '-inf', '(0') > 0
 if by_turns then
   local has_some
-  wait, has_some = by_turns.settle_others()
+  wait, has_some = by_turns.update_other_turns()
   has_suspects = has_suspects or has_some
 end
 if not all_grouped then
@@ -378,14 +379,14 @@ if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCOR
 if some_kept_slots then wait = shorter_wait(wait, (wait_us(kept_slots, now, 1))) end
 local listeners = 0
 if nobody_waits then
-  -- A notice would spare nobody a look, and cost as many deliveries as clients listen.
-  local counted = signature ~= '' and redis.pcall('PUBSUB', 'NUMSUB', wake) or {wake, 0}
-  listeners = counted[2] or -1
+  -- A notice would spare nobody a call, and cost as many deliveries as clients listen.
+  local subscribers = signature ~= '' and redis.pcall('PUBSUB', 'NUMSUB', wake) or {wake, 0}
+  listeners = subscribers[2] or -1
 elseif count > 0 or is_first then
   -- The others need not find out one by one that the limit lets nothing run.
   listeners = give_notice(wake, now, has_suspects and 0 or wait, now, signature)
 end
 return {
-  now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, has_suspect and (suspect.record.lost > 2 and 2 or 1) or 0,
+  now, wait, expired_count, died_count, listeners, token, ids, claimed_bodies, details, has_suspect and (suspect.record.lost > 2 and 2 or 1) or 0,
   has_suspects and 1 or 0, occurrences, is_held and 1 or 0, period,
 }

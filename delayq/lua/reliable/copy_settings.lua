@@ -4,7 +4,7 @@
 --   settings  HASH  see include/settings.lua; and CHANNEL of that name, where clients are told that
 --                   limits may have changed here
 -- Arguments:
---   place     int   the partition's number
+--   partition  int  the partition's number
 --   epoch     text  of the settings
 --   field...  text  the name of each setting
 --   value...  text  the setting
@@ -25,7 +25,7 @@ for at = FIRST, #ARGV, STRIDE do
   local field, value = ARGV[at + FIELD], ARGV[at + VALUE]
   fields[#fields + 1], fields[#fields + 2], new[field] = field, value, value
 end
-add_share(fields, new.limit, new.group_limit, number_in(new.partitions), tonumber(place))
+add_share(fields, new.limit, new.group_limit, number_in(new.partitions), tonumber(partition))
 -- What was withdrawn must not stay.
 redis.call('HDEL', settings, 'share', unpack(FIELDS))
 redis.call('HSET', settings, unpack(fields))

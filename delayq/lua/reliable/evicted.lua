@@ -1,9 +1,9 @@
 -- evicted: tell whether keys of a queue are missing, as after the server has evicted some of them.
 --
 -- Keys:
---   messages  see include/queue.lua
---   settings  HASH  see include/groups.lua
---   kept_slots  ZSET  names of cancelled messages that keep their slots, which have places, too
+--   messages    see include/queue.lua
+--   settings    HASH  see include/groups.lua
+--   kept_slots  ZSET  names of cancelled messages that keep their slots, which have positions, too
 -- Roles: admin, dashboard, consumer
 -- Repeatable: yes
 --
@@ -20,7 +20,7 @@ local function misses_turn(group)
   if redis.call('ZSCORE', group_turns, group) or redis.call('ZSCORE', suspect_turns, group) then return false end
   local limits, are_paused = limits_of({group})
   local limit = limits[group]
-  return not are_paused[group] and not (limit and limit.ordered and first_behind(group))
+  return not are_paused[group] and not (limit and limit.ordered and first_suspect_or_running(group))
 end
 
 if string.find(redis.call('HGET', settings, 'partitions') or '', '?', 1, true) then return {0, 0, 0} end

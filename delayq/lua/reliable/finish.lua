@@ -1,11 +1,11 @@
 -- finish: delete messages that have been handled, as ack does, and keep a record of each.
 --
 -- Keys:
---   leases    see include/leases.lua
---   wake      CHANNEL  where a free slot is announced, microseconds
---   remembered  ZSET  ids that count as taken, scored by the end of that time, microseconds
---   records   see include/records.lua
---   awaited   ZSET  ids whose end clients wait for, scored by the end of that, microseconds
+--   leases      see include/leases.lua
+--   wake        CHANNEL  where a free slot is announced, microseconds
+--   remembered  ZSET     ids that count as taken, scored by the end of that time, microseconds
+--   records     see include/records.lua
+--   awaited     ZSET     ids whose end clients wait for, scored by the end of that, microseconds
 -- Arguments:
 --   runs        text  how many of the messages in a row have the same token, and the token of their
 --                     leases: "99:token 1:token"
@@ -22,7 +22,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: records
 
 local now, ids = now_us(), {}
@@ -56,10 +56,10 @@ end
 if #finished == 0 then return reply end
 local waits_for_slot = awaits_slot()
 -- First the writes that free memory: then a full server accepts the rest.
-local groups = leave_lines(finished)
+local groups = leave_groups(finished)
 redis.call('ZREM', leased, unpack(finished))
 delete_details(finished)
-settle(waiting_for_slots(groups, now, redis.call('EXISTS', suspect_turns) == 1), now)
+update_turns(waiting_for_slots(groups, now, redis.call('EXISTS', suspect_turns) == 1), now)
 if waits_for_slot then free_slot(now) end
 if remember_us > 0 then
   trim_remembered(now)

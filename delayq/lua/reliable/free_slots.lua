@@ -2,11 +2,11 @@
 -- handlers have ended.
 --
 -- Keys:
---   messages  see include/queue.lua
---   wake      CHANNEL  where a free slot is announced, microseconds
---   settings  HASH     see include/settings.lua
---   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/kept_slots.lua
+--   messages    see include/queue.lua
+--   wake        CHANNEL  where a free slot is announced, microseconds
+--   settings    HASH     see include/settings.lua
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of
+--                        their leases, microseconds: see include/kept_slots.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
@@ -17,7 +17,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: kept_slots
 

@@ -17,5 +17,5 @@
 
 local now = now_us()
 local reply = {}
-for i, id in ipairs(ids) do reply[i] = look_at(id, find_message(id, now), now) end
+for i, id in ipairs(ids) do reply[i] = describe_by_id(id, find_message(id, now), now) end
 return reply

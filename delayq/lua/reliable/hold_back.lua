@@ -21,7 +21,7 @@ if not is_moved_by(epoch) then return settings_changed() end
 if step == 'pause' then
   redis.call('SET', paused, '1')
 elseif redis.call('PEXPIRE', paused, 0) == 1 and step == 'resume' then
-  -- A hint: workers look every few seconds as well.
+  -- A hint: workers poll every few seconds as well.
   redis.pcall('PUBLISH', wake, string.format('%.0f', now_us()))
 end
 if step == 'retire' then

@@ -41,13 +41,13 @@ local function add(set, ids_and_scores)
   end
   for i, id in ipairs(ids) do
     local score = tonumber(ids_and_scores[2 * i])
-    local found = {score = score, leased = set == leased and score > now, lost = set == leased and score >= 0 and score <= now}
+    local message = {score = score, leased = set == leased and score > now, lost = set == leased and score >= 0 and score <= now}
     local record, priority = parse_record(tried[i]), parse_priority(ranks[i])
     local is_live = texts[i] or brief == '1' and redis.call('HEXISTS', bodies, id) == 1
     local facts = false
-    if is_live and (found.leased or number_or(MAX_SCORE, ends[i]) >= now) then
-      local body = texts[i] or (found.lost or is_suspect(record) and not found.leased) and redis.call('HGET', bodies, id)
-      facts = describe(found, now, record, priority, body, failures[i])
+    if is_live and (message.leased or number_or(MAX_SCORE, ends[i]) >= now) then
+      local body = texts[i] or (message.lost or is_suspect(record) and not message.leased) and redis.call('HGET', bodies, id)
+      facts = describe(message, now, record, priority, body, failures[i])
     end
     if facts and brief == '1' then facts = {facts[1], facts[2], facts[3]} end
     reply[#reply + 1], reply[#reply + 2] = id, facts
@@ -57,10 +57,10 @@ end
 local function list_from(set)
   if counts then count = count + redis.call('ZCOUNT', set, from, to) end
   if limit == 0 then return end
-  local found = redis.call('ZRANGEBYSCORE', set, from, to, 'WITHSCORES', 'LIMIT', offset, limit)
-  if #found > 0 then add(set, found) end
-  offset = #found > 0 and 0 or math.max(0, offset - redis.call('ZCOUNT', set, from, to))
-  limit = limit - #found / 2
+  local ids_and_scores = redis.call('ZRANGEBYSCORE', set, from, to, 'WITHSCORES', 'LIMIT', offset, limit)
+  if #ids_and_scores > 0 then add(set, ids_and_scores) end
+  offset = #ids_and_scores > 0 and 0 or math.max(0, offset - redis.call('ZCOUNT', set, from, to))
+  limit = limit - #ids_and_scores / 2
 end
 
 if state ~= 'delayed' then list_from(leased) end

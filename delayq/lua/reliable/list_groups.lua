@@ -1,8 +1,8 @@
 -- list_groups: look at groups that have messages, or settings of their own, by name.
 --
 -- Keys:
---   leases    see include/leases.lua
---   settings  HASH  see include/groups.lua
+--   leases      see include/leases.lua
+--   settings    HASH  see include/groups.lua
 --   kept_slots  ZSET  see include/kept_slots.lua
 -- Arguments:
 --   first  text  the name at which to begin
@@ -22,15 +22,15 @@
 
 local now, reply = now_us(), {}
 -- How many slots are kept beyond the end of their leases, which the next claim frees, by group.
-local over = {}
+local expired_slots = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', kept_slots, '-inf', now, 'LIMIT', 0, 100)) do
   local group = group_of(redis.call('HGET', positions, name) or '')
-  over[group] = (over[group] or 0) + 1
+  expired_slots[group] = (expired_slots[group] or 0) + 1
 end
 
 -- Return how many messages of a group wait at a level, and are due.
 local function due_at(group, level)
-  local to = '(' .. place_of(group, level, now) .. '\255'
+  local to = '(' .. position_of(group, level, now) .. '\255'
   return redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0' .. level, to)
 end
 
@@ -50,14 +50,14 @@ for i = 1, tonumber(limit) do
   local group = group_of(member)
   local all = redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0!', '(' .. group .. '\0\127')
   local running = running_of(group, now)
-  local turn, trial = redis.call('ZSCORE', group_turns, group), redis.call('ZSCORE', suspect_turns, group)
-  local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(trial or nil) or MAX_SCORE)
+  local turn, suspect_turn = redis.call('ZSCORE', group_turns, group), redis.call('ZSCORE', suspect_turns, group)
+  local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(suspect_turn or nil) or MAX_SCORE)
   local own, usual = unpack(redis.call('HMGET', settings, 'group:' .. group, 'group_limit'))
   local its_own = own and string.match(own, '=(.*)$')
   reply[i] = {
-    group, all - running - (over[group] or 0), due_of(group), running, soonest < MAX_SCORE and format_score(soonest) or '',
+    group, all - running - (expired_slots[group] or 0), due_of(group), running, soonest < MAX_SCORE and format_score(soonest) or '',
     its_own or usual or '', its_own and 1 or 0, own and string.sub(own, 1, 1) == 'z' and 1 or 0,
   }
-  from = '(' .. behind(group, member)
+  from = '(' .. after_group(group, member)
 end
 return reply

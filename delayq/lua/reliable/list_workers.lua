@@ -12,10 +12,10 @@
 -- Returns {until_us, facts, ...} of clients that still count.
 -- include: clock
 
-local found = redis.call('ZRANGEBYSCORE', workers, now_us(), '+inf', 'WITHSCORES', 'LIMIT', offset, limit)
+local workers_and_scores = redis.call('ZRANGEBYSCORE', workers, now_us(), '+inf', 'WITHSCORES', 'LIMIT', offset, limit)
 local reply = {}
-for at = 1, #found, 2 do
-  reply[at] = found[at + 1]
-  reply[at + 1] = redis.call('HGET', worker_facts, found[at]) or ''
+for at = 1, #workers_and_scores, 2 do
+  reply[at] = workers_and_scores[at + 1]
+  reply[at + 1] = redis.call('HGET', worker_facts, workers_and_scores[at]) or ''
 end
 return reply

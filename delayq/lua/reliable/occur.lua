@@ -1,7 +1,7 @@
 -- occur: enqueue the occurrences that follow these, which are about to be handed to workers.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   messages   see include/queue.lua
 --   settings   HASH     see include/settings.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
@@ -18,7 +18,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: schedule
 

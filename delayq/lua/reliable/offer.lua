@@ -1,13 +1,13 @@
 -- offer: store messages, each due after a delay of its own or at a moment.
 --
 -- Keys:
---   messages  see include/queue.lua
---   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   remembered  ZSET     ids that count as taken, scored by the end of that time, microseconds
---   shared_moments  ZSET  moments for which several messages were offered, scored by the due time
---                   of the last one, microseconds
---   settings  HASH     see include/settings.lua
---   call      STRING   see include/call.lua
+--   messages        see include/queue.lua
+--   wake            CHANNEL  where a new head is announced: its due time, microseconds
+--   remembered      ZSET     ids that count as taken, scored by the end of that time, microseconds
+--   shared_moments  ZSET     moments for which several messages were offered, scored by the due
+--                            time of the last one, microseconds
+--   settings        HASH     see include/settings.lua
+--   call            STRING   see include/call.lua
 -- Arguments:
 --   number           int   of this call: the same as that of the last one if its answer was lost
 --   partitions       int   the number of partitions by which the caller has placed the messages
@@ -24,13 +24,13 @@
 -- Repeatable: yes
 -- Stores: yes
 --
--- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there
+-- Returns for each message: 1 stored, 2 stored instead of an earlier one, 0 ignored, -1 there
 -- is one already, -2 full, -5 it would expire before its moment. And behind these -3, if the user may
 -- not announce a new head. An error, DELAYQ_SETTINGS, if the queue has another number of partitions.
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: settings
 -- include: call
@@ -56,11 +56,11 @@ local now = now_us()
 local new_bodies, new_scores, earliest, new_priorities, new_expiries, new_ends = {}, {}, {}, {}, {}, {}
 -- The due time of the last message for each moment; and those of moments that have several.
 local last_due, new_moments = {}, {}
--- Of those in groups: the scores, members and places, and the groups.
-local grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
+-- Of those in groups: the scores, members and positions, and the groups.
+local grouped_scores, new_members, new_positions, groups = {}, {}, {}, {}
 local function write()
   -- Whatever may be refused comes before the first write.
-  local to_settle = without_turn(groups, now)
+  local groups_without_turn = without_turn(groups, now)
   for priority, due in pairs(earliest) do
     -- Tell the others only if they would wake too late otherwise.
     local first = redis.call('ZRANGE', waiting[priority], 0, 0, 'WITHSCORES')[2]
@@ -74,13 +74,13 @@ local function write()
     redis.call('HSET', expiries, unpack(new_expiries))
     redis.call('ZADD', expiry_index, unpack(new_ends))
   end
-  if #new_places > 0 then
+  if #new_positions > 0 then
     redis.call('ZADD', group_waiting, unpack(grouped_scores))
     redis.call('ZADD', group_members, unpack(new_members))
-    redis.call('HSET', positions, unpack(new_places))
-    settle(to_settle, now)
+    redis.call('HSET', positions, unpack(new_positions))
+    update_turns(groups_without_turn, now)
   end
-  grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
+  grouped_scores, new_members, new_positions, groups = {}, {}, {}, {}
   if #new_moments > 0 then
     redis.call('ZADD', shared_moments, unpack(new_moments))
     -- It disappears with the last of them.
@@ -120,11 +120,11 @@ if is_any_in_use then
   demand_removal()
 end
 for id in pairs(in_use) do
-  local found = find_message(id, now)
+  local message = find_message(id, now)
   -- An expired message counts as absent, although no claim has dropped it yet, and so does one of
   -- which a part is missing.
-  if found and found.expired then free_id(id, found, now) end
-  if not found or found.expired then in_use[id] = nil end
+  if message and message.expired then free_id(id, message, now) end
+  if not message or message.expired then in_use[id] = nil end
 end
 -- The messages of a call are a quarter of a microsecond apart, so that they keep their order. Those
 -- without a delay are put back in time for it.
@@ -160,9 +160,9 @@ for at = FIRST, #ARGV, STRIDE do
     if on_duplicate == 'replace' then
       write()
       new_bodies, new_scores, earliest, new_priorities, new_expiries, new_ends = {}, {}, {}, {}, {}, {}
-      local found = find_message(id, now)
-      if not found.leased then
-        delete_message(id, found.where)
+      local message = find_message(id, now)
+      if not message.leased then
+        delete_message(id, message.where)
         size = size - 1
         status = 2
       end
@@ -193,12 +193,12 @@ for at = FIRST, #ARGV, STRIDE do
     local used = #new_bodies
     new_bodies[used + 1], new_bodies[used + 2] = id, times .. ARGV[at + CONTENT]
     if group then
-      local place = place_of(group, tostring(9 - priority), due)
+      local position = position_of(group, tostring(9 - priority), due)
       add_group(groups, group)
-      used = #new_places
+      used = #new_positions
       grouped_scores[used + 1], grouped_scores[used + 2] = due, id
-      new_members[used + 1], new_members[used + 2] = 0, place .. id
-      new_places[used + 1], new_places[used + 2] = id, place
+      new_members[used + 1], new_members[used + 2] = 0, position .. id
+      new_positions[used + 1], new_positions[used + 2] = id, position
     else
       local scores = new_scores[priority]
       if not scores then

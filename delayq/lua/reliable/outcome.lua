@@ -1,8 +1,8 @@
 -- outcome: look for the end of a message.
 --
 -- Keys:
---   messages  see include/queue.lua
---   records   see include/records.lua
+--   messages       see include/queue.lua
+--   records        see include/records.lua
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
 -- Arguments:
@@ -20,6 +20,6 @@
 -- include: at_rest
 
 local now = now_us()
-local reply, found = find_outcome(id, now)
-reply[9] = look_at(id, found, now)
+local reply, message = find_outcome(id, now)
+reply[9] = describe_by_id(id, message, now)
 return reply

@@ -1,7 +1,7 @@
 -- pause_schedule: keep a message from recurring until its schedule is resumed.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   messages   see include/queue.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   settings   HASH     see include/settings.lua
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
@@ -15,7 +15,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: schedule
 -- include: at_rest
@@ -25,13 +25,13 @@ if not facts then return 0 end
 if facts.paused then return 1 end
 check_messages()
 local now = now_us()
-local found = find_occurrence(name, facts.next, now)
-if not found then
+local occurrence = find_occurrence(name, facts.next, now)
+if not occurrence then
   -- Cancelled, purged, expired or dead: that occurrence is over.
   skip_to_after(facts, math.max(now + clock_shift(), tonumber(facts.next) or 0))
-elseif not found.leased then
+elseif not occurrence.leased then
   demand_storing(name)
-  delete_message(name .. '@' .. facts.next, found.where)
+  delete_message(name .. '@' .. facts.next, occurrence.where)
 end
 facts.paused = true
 save_schedule(name, facts, content)

@@ -1,12 +1,12 @@
 -- purge: drop messages in one state, a bounded number at a time.
 --
 -- Keys:
---   messages  see include/queue.lua
---   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the end of
---                      messages is announced: "finished", for all of them
---   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/kept_slots.lua
+--   messages    see include/queue.lua
+--   wake        CHANNEL  where a new head is announced: its due time, microseconds
+--   settings    HASH     see include/settings.lua; and CHANNEL of that name, where the end of
+--                        messages is announced: "finished", for all of them
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of
+--                        their leases, microseconds: see include/kept_slots.lua
 -- Arguments:
 --   state  text  "delayed", "ready" or "all"; with all, those that workers have go too
 --   limit  int   drop this many at most
@@ -17,7 +17,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: kept_slots
 -- include: at_rest
@@ -43,14 +43,14 @@ local is_limited = some_grouped or parse_limit(redis.call('HGET', settings, 'sha
 
 local function drop_from(set)
   if #dropped == limit then return end
-  local found = redis.call('ZRANGEBYSCORE', set, from, to, 'WITHSCORES', 'LIMIT', 0, limit - #dropped)
+  local ids_and_scores = redis.call('ZRANGEBYSCORE', set, from, to, 'WITHSCORES', 'LIMIT', 0, limit - #dropped)
   local ids, running = {}, {}
-  for i = 1, #found, 2 do
-    local id = found[i]
-    local is_leased = set == leased and tonumber(found[i + 1]) > now
+  for i = 1, #ids_and_scores, 2 do
+    local id = ids_and_scores[i]
+    local is_leased = set == leased and tonumber(ids_and_scores[i + 1]) > now
     local expiry = some_expire and not is_leased and redis.call('HGET', expiries, id)
     if number_or(MAX_SCORE, expiry) < now then expired = expired + 1 end
-    if is_leased and is_limited then running[#running + 1] = {id, redis.call('HGET', tokens, id) or found[i + 1], found[i + 1]} end
+    if is_leased and is_limited then running[#running + 1] = {id, redis.call('HGET', tokens, id) or ids_and_scores[i + 1], ids_and_scores[i + 1]} end
     ids[#ids + 1], dropped[#dropped + 1] = id, id
   end
   if #ids > 0 then redis.call('ZREM', set, unpack(ids)) end
@@ -59,7 +59,7 @@ end
 
 if state ~= 'delayed' then drop_from(leased) end
 for _, where in ipairs(sets) do drop_from(waiting[where]) end
-local groups = some_grouped and leave_lines(dropped) or {}
+local groups = some_grouped and leave_groups(dropped) or {}
 if #dropped > 0 then
   redis.call('HDEL', bodies, unpack(dropped))
   for i, hash in ipairs({sparse_hashes()}) do
@@ -67,8 +67,8 @@ if #dropped > 0 then
   end
   if some_expire then redis.call('ZREM', expiry_index, unpack(dropped)) end
 end
-settle(groups, now)
+update_turns(groups, now)
 if state ~= 'delayed' and awaits_slot() then free_slot(now) end
--- A hint for the clients that wait for the end of one of them: they look now and then.
+-- A hint for the clients that wait for the end of one of them: they poll as well.
 if #dropped > 0 and keep then redis.pcall('PUBLISH', settings, 'finished') end
 return {#dropped - expired, expired}

@@ -13,8 +13,8 @@
 -- Roles: admin
 -- Repeatable: yes
 --
--- Returns the fields that have other values, and were not stored. An error, DELAYQ_SETTINGS, if another process has taken the move over, or it has ended;
--- then nothing was changed.
+-- Returns the fields that have other values, and were not stored. An error, DELAYQ_SETTINGS, if
+-- another process has taken the move over, or it has ended; then nothing was changed.
 -- include: settings
 
 if not is_moved_by(epoch) then return settings_changed() end

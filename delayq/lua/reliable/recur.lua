@@ -2,7 +2,7 @@
 -- the last one.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   messages   see include/queue.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 -- Arguments:
@@ -39,7 +39,7 @@ for i, name in ipairs(names) do
     end
     reply[i] = tonumber(facts.every) > 0 and -1 or #facts.upcoming
   elseif last_of_ended(name, now) then
-    -- Then it is looked at again, until that is over.
+    -- Then the caller asks again, until that occurrence is over.
     reply[i] = -1
   elseif string.find(redis.call('HGET', schedules, name) or '', '^{"ended":') then
     redis.call('HDEL', schedules, name)

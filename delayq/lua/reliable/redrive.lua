@@ -1,7 +1,7 @@
 -- redrive: give dead letters another life, due now, with all their attempts.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   messages       see include/queue.lua
 --   wake           CHANNEL  where a new head is announced: its due time, microseconds
 --   settings       HASH     see include/settings.lua
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
@@ -16,7 +16,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: letters
 -- include: at_rest
@@ -30,12 +30,12 @@ for i, name in ipairs(names) do
   local letter = redis.call('HGET', dead_messages, name)
   local why, body = string.match(letter or '', '^([^\n]*)\n(%d[^\n]*\n.*)$')
   local id = id_of(name)
-  local found = body and find_message(id, now)
-  if found and found.expired then
-    free_id(id, found, now)
-    found = nil
+  local message = body and find_message(id, now)
+  if message and message.expired then
+    free_id(id, message, now)
+    message = nil
   end
-  reply[i] = not letter and 0 or not body and -2 or found and -1 or 1
+  reply[i] = not letter and 0 or not body and -2 or message and -1 or 1
   if reply[i] == 0 and redis.call('ZREM', dead, name) == 1 then reply[i] = -3 end
   if reply[i] == 1 then
     local readable, facts = pcall(cjson.decode, why)

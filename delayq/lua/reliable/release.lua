@@ -2,11 +2,11 @@
 -- attempt is counted.
 --
 -- Keys:
---   messages  see include/queue.lua
---   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   settings  HASH     see include/settings.lua
---   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/kept_slots.lua
+--   messages    see include/queue.lua
+--   wake        CHANNEL  where a new head is announced: its due time, microseconds
+--   settings    HASH     see include/settings.lua
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of
+--                        their leases, microseconds: see include/kept_slots.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
@@ -20,10 +20,10 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: kept_slots
--- include: starts
+-- include: rate_log
 
 local now = now_us()
 local reply, ours, cancelled, counts = {}, {}, {}, {}

@@ -2,13 +2,13 @@
 -- any if it has not arrived yet.
 --
 -- Keys:
---   messages  see include/queue.lua
---   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   settings  HASH     see include/settings.lua
---   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of their
---                      leases, microseconds: see include/kept_slots.lua
---   call      STRING   number of this client's last claim, the token of its leases, and the moment of
---                      its starts if a rate has counted them
+--   messages    see include/queue.lua
+--   wake        CHANNEL  where a new head is announced: its due time, microseconds
+--   settings    HASH     see include/settings.lua
+--   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of
+--                        their leases, microseconds: see include/kept_slots.lua
+--   call        STRING   number of this client's last claim, the token of its leases, and the
+--                        moment of its starts if a rate has counted them
 -- Arguments:
 --   number  int  of the claim
 -- Roles: consumer
@@ -18,10 +18,10 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: kept_slots
--- include: starts
+-- include: rate_log
 
 local now, ids, cancelled, counts = now_us(), {}, {}, {}
 local last_number, token, start = string.match(redis.call('GET', call) or '', '^(%d+) ?(%d*) ?(%d*)$')

@@ -15,7 +15,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: at_rest
 
@@ -24,9 +24,9 @@ local now = now_us()
 local due = math.max(now, moment_in(when) or now + tonumber(when))
 local reply = {}
 for i, id in ipairs(ids) do
-  local found = find_message(id, now)
-  local is_waiting = found and not found.leased and not found.expired
+  local message = find_message(id, now)
+  local is_waiting = message and not message.leased and not message.expired
   reply[i] = is_waiting and 1 or 0
-  if is_waiting then return_message(id, find_record(id, found), due, now) end
+  if is_waiting then return_message(id, find_record(id, message), due, now) end
 end
 return reply

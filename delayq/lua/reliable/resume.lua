@@ -13,6 +13,6 @@
 
 local now = now_us()
 local was_paused = redis.call('DEL', paused)
--- A hint: the others look every few seconds as well.
+-- A hint: the others poll every few seconds as well.
 redis.pcall('PUBLISH', wake, string.format('%.0f', now))
 return was_paused

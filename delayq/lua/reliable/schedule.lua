@@ -1,7 +1,7 @@
 -- schedule: make a message recur. Repeating a definition changes nothing.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   messages   see include/queue.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 --   settings   HASH     see include/settings.lua
@@ -26,7 +26,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: schedule
 -- include: settings
@@ -43,21 +43,21 @@ local facts, stored_content = load_schedule(name)
 local function answer() return {facts.next == '' and -1 or tonumber(facts.next) - shift, #facts.upcoming} end
 if facts and tonumber(version) < tonumber(facts.version) then return answer() end
 
--- The moment that is over: its occurrence was cancelled, purged or the like, or is with a worker
+-- The moment that has passed: its occurrence was cancelled, purged or the like, or is with a worker
 -- already.
-local over
+local passed_moment
 if not facts then
   facts = {next = '', last = last_of_ended(name, now) or ''}
 else
   local has_changed = facts.timing ~= timing or stored_content ~= content or facts.priority ~= priority or facts.ttl ~= ttl_us
-  local found = find_occurrence(name, facts.next, now)
-  if not found and not facts.paused then
-    over = tonumber(facts.next) or 0
-  elseif found and has_changed and found.leased then
-    over, facts.last = tonumber(facts.next), facts.next
-  elseif found and has_changed then
+  local occurrence = find_occurrence(name, facts.next, now)
+  if not occurrence and not facts.paused then
+    passed_moment = tonumber(facts.next) or 0
+  elseif occurrence and has_changed and occurrence.leased then
+    passed_moment, facts.last = tonumber(facts.next), facts.next
+  elseif occurrence and has_changed then
     demand_storing(name)
-    delete_message(name .. '@' .. facts.next, found.where)
+    delete_message(name .. '@' .. facts.next, occurrence.where)
   end
 end
 local has_same_timing = facts.timing == timing
@@ -65,8 +65,8 @@ facts.timing, facts.version, facts.priority, facts.ttl, facts.upcoming = timing,
 if not has_same_timing then
   facts.every, facts.first = every_us, format_moment(shifted_now + tonumber(every_us))
   skip_to_after(facts, shifted_now)
-elseif over or facts.next == '' then
-  skip_to_after(facts, math.max(shifted_now, over or 0))
+elseif passed_moment or facts.next == '' then
+  skip_to_after(facts, math.max(shifted_now, passed_moment or 0))
 else
   while moments[1] and tonumber(moments[1]) <= tonumber(facts.next) do table.remove(moments, 1) end
 end

@@ -5,8 +5,8 @@
 --   lease_ends  ZSET  `leased` of include/leases.lua
 --   slot_ends   ZSET  `kept_slots` of include/kept_slots.lua
 --   settings    HASH  see include/settings.lua
---   key...      any   each key that has anything that was placed by the number of partitions, followed
---                     by the name that it gets
+--   key...      any   each key that has anything that was placed by the number of partitions,
+--                     followed by the name that it gets
 -- Arguments:
 --   epoch   text  of the settings since the caller began, or continued, the move
 --   number  text  of partitions that the settings get: no caller agrees on it

@@ -17,7 +17,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: settings
 
 if not agrees_on(partitions, unpack(redis.call('HMGET', settings, 'layout', 'partitions'))) then
@@ -38,5 +38,5 @@ else
   redis.call('HSET', settings, field, text)
   redis.call('ZADD', group_members, 0, group .. '\0\127')
 end
-settle({group}, now_us(), true)
+update_turns({group}, now_us(), true)
 return was_paused and 1 or 0

@@ -1,7 +1,7 @@
 -- tally: add what a client has done to the counts of this minute and this hour.
 --
 -- Keys:
---   history  HASH  place of a minute or an hour to its number and counts
+--   history  HASH  field of a minute or an hour to its number and counts
 -- Arguments:
 --   counts  text  name=count, separated by blanks
 -- Roles: producer, consumer
@@ -12,8 +12,8 @@
 -- include: history
 
 local now = now_us()
-local minute, minute_number = place_of('m', now, 0)
-local hour, hour_number = place_of('h', now, 0)
+local minute, minute_number = field_of('m', now, 0)
+local hour, hour_number = field_of('h', now, 0)
 local stored = redis.call('HMGET', history, minute, hour)
 
 local function added(before, number)
@@ -24,7 +24,7 @@ local function added(before, number)
       sums[name] = (sums[name] or 0) + tonumber(count)
     end
   end
-  -- The place may still have what happened a day, or 30 days, ago.
+  -- The field may still have what happened a day, or 30 days, ago.
   if before and string.match(before, '^%d+') == number then add(before) end
   add(counts)
   local parts = {number}

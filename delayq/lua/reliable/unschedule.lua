@@ -1,10 +1,10 @@
 -- unschedule: stop a message from recurring.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   messages   see include/queue.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   settings   HASH     see include/settings.lua
---   schedules  HASH  name to the facts about the schedule: see include/schedule.lua
+--   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 -- Arguments:
 --   name  text  of the schedule
 -- Roles: consumer, admin
@@ -15,7 +15,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
--- include: settle
+-- include: group_turns
 -- include: queue
 -- include: schedule
 -- include: at_rest
@@ -34,9 +34,9 @@ end
 demand_storing(name)
 redis.call('HDEL', schedules, name)
 for _, moment in ipairs({facts.last, facts.next}) do
-  local found = find_occurrence(name, moment, now)
-  if found and found.leased then running = moment end
-  if found and not found.leased then delete_message(name .. '@' .. moment, found.where) end
+  local occurrence = find_occurrence(name, moment, now)
+  if occurrence and occurrence.leased then running = moment end
+  if occurrence and not occurrence.leased then delete_message(name .. '@' .. moment, occurrence.where) end
 end
 if running then save_end(name, running) end
 return 1

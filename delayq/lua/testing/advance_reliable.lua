@@ -1,7 +1,7 @@
 -- advance_reliable: let time go by for a reliable queue: everything that it has stored moves back.
 --
 -- Keys:
---   messages  see reliable/include/queue.lua
+--   messages       see reliable/include/queue.lua
 --   wake           CHANNEL  where a new head is announced: its due time, microseconds
 --   remembered     ZSET     ids of messages that were handled lately, scored by the end of the time
 --                           for which they are remembered, microseconds
@@ -19,7 +19,7 @@
 --
 -- Returns 1.
 
-local by = tonumber(by_us)
+local shift_us = tonumber(by_us)
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local head
@@ -27,7 +27,7 @@ local head
 -- Not before the epoch. Suspects keep their scores, which are below 0.
 local function back(moment)
   moment = tonumber(moment) or 0
-  return string.format('%.2f', moment < 0 and moment or math.max(0, moment - by))
+  return string.format('%.2f', moment < 0 and moment or math.max(0, moment - shift_us))
 end
 
 local function move_scores(set)
@@ -44,7 +44,7 @@ end
 
 local function moved_body(body)
   local enqueued = tonumber(string.match(string.sub(body, 1, 16), '^%d+'))
-  return enqueued and string.format('%016.0f', math.max(0, enqueued - by)) .. string.sub(body, 17) or body
+  return enqueued and string.format('%016.0f', math.max(0, enqueued - shift_us)) .. string.sub(body, 17) or body
 end
 
 -- The tokens that workers have stay good.
@@ -69,7 +69,7 @@ local function moved_text(text, level)
   local nul = string.find(text, '\0', 1, true)
   if not nul or #text < nul + level + 19 then return text end
   local from = nul + level
-  local moment = math.max(0, (tonumber(string.sub(text, from + 1, from + 19)) or 0) - by)
+  local moment = math.max(0, (tonumber(string.sub(text, from + 1, from + 19)) or 0) - shift_us)
   return string.sub(text, 1, from) .. string.format('%019.2f', moment) .. string.sub(text, from + 20)
 end
 local function move_members(set, level)
@@ -80,7 +80,7 @@ local function move_members(set, level)
     if moved ~= member then redis.call('ZREM', set, member) end
   end
 end
-move_values(positions, function(place) return moved_text(place, 1) end)
+move_values(positions, function(position) return moved_text(position, 1) end)
 move_members(group_members, 1)
 move_members(rate_log, 0)
 local turn = redis.call('HGET', settings, 'ungrouped_turn')
@@ -98,9 +98,9 @@ move_values(records, function(record)
 end)
 for _, key in ipairs({remembered, record_times, records, rate_log}) do
   local left = redis.call('PTTL', key)
-  if left > 0 then redis.call('PEXPIRE', key, math.max(0, math.ceil(left - by / 1000))) end
+  if left > 0 then redis.call('PEXPIRE', key, math.max(0, math.ceil(left - shift_us / 1000))) end
 end
-redis.call('HINCRBY', schedules, '', string.format('%.0f', by))
+redis.call('HINCRBY', schedules, '', string.format('%.0f', shift_us))
 -- A hint. Never a moment that has passed: a client that has looked takes it for a late message.
 if head then redis.pcall('PUBLISH', wake, string.format('%.0f', math.ceil(math.max(head, now)))) end
 return 1

@@ -57,11 +57,11 @@ local function can_share(limit, partitions)
 end
 
 -- Add to these names and values what a partition derives from the settings that they hold.
-local function add_share(fields, limit, group_limit, partitions, place)
+local function add_share(fields, limit, group_limit, partitions, partition)
   local count, old = tonumber(partitions), redis.call('HMGET', settings, 'share', 'group_limit', 'partitions')
   local share = limit and string.gsub(limit, '([cr])(%d+)', function(kind, most)
     local whole = math.floor(most / count)
-    return kind .. string.format('%.0f', place < most - whole * count and whole + 1 or whole)
+    return kind .. string.format('%.0f', partition < most - whole * count and whole + 1 or whole)
   end)
   if share then fields[#fields + 1], fields[#fields + 2] = 'share', share end
   local is_limited = (share or '0') ~= '0' or (group_limit or '0') ~= '0'

@@ -1,22 +1,22 @@
 -- groups: the groups of messages, and their limits. Needs clock and leases, and the key settings.
--- See docs/redis-data-model.md; settle.lua has the functions that change their turns.
+-- See docs/redis-data-model.md; group_turns.lua has the functions that change their turns.
 --
--- The place of a message of a group is the group, a NUL, a level, and a moment of 19 characters.
--- Places sort by group, then by level, then by moment, in `group_members`, where the id follows each. The
--- levels in order:
+-- The position of a message of a group is the group, a NUL, a level, and a moment of 19 characters.
+-- Each member of `group_members` is a position and the id, so they sort by group, then by level, then
+-- by moment. The levels in order:
 --   !  waits, and holds its group up: the group is ordered, and the message was handed out before
 --   0 to 9  waits; 9 less its priority. These moments are the due times
 --   ?  waits as a suspect, since the end of its lease
 --   ~  a worker has it, until the end of its lease; or it is a suspect that no claim has found yet
 -- A group that has settings of its own also has a member that ends after the NUL with a DEL.
--- So the next message of a group, the number of its running ones and the end of their first lease
--- are each one look, and a lease that ends frees its slot by itself.
+-- So one call tells the next message of a group, the number of its running ones, or the end of their
+-- first lease, and a lease that ends frees its slot by itself.
 --
--- `group_turns` and `suspect_turns` have the groups of which a message may be handed out some time, scored by
--- that moment: a message that waits, and a suspect. The limits of the group count there, and those
--- of the queue do not. Of several groups that are due, the first in `group_turns` is next; a group that
--- was served goes to the end. The empty name in `group_turns` is the queue itself: it waits for the moment
--- at which its own limit lets a message run.
+-- `group_turns` and `suspect_turns` have the groups of which a message may be handed out some time,
+-- scored by that moment: a message that waits, and a suspect. They respect the limits of the group,
+-- but not those of the queue. Of several groups that are due, the first in `group_turns` is next; a
+-- group that was served goes to the end. The empty name in `group_turns` is the queue itself: it
+-- waits for the moment at which its own limit lets a message run.
 --
 -- `rate_log` has a member for each claim that started messages which a rate counts: group, NUL, the
 -- moment in 19 characters, the period of the rate, the number of all starts of the group before and
@@ -33,9 +33,9 @@ local function format_moment19(moment)
   return last_text
 end
 
-local function place_of(group, level, moment) return group .. '\0' .. level .. format_moment19(moment) end
+local function position_of(group, level, moment) return group .. '\0' .. level .. format_moment19(moment) end
 
-local function group_of(place) return string.match(place, '^(%Z*)%z') or '' end
+local function group_of(position) return string.match(position, '^(%Z*)%z') or '' end
 
 -- Add a group to a list, which has each of them once.
 local function add_group(groups, group)
@@ -48,7 +48,7 @@ local function level_and_moment(member)
   return string.sub(member, nul + 1, nul + 1), number_or(0, string.sub(member, nul + 2, nul + 20))
 end
 
-local function id_in_line(member) return string.sub(member, (string.find(member, '\0', 1, true) or 0) + 21) end
+local function id_in_member(member) return string.sub(member, (string.find(member, '\0', 1, true) or 0) + 21) end
 
 -- Return the group that a body names, or the part of it that comes from the client: nil if none.
 local function group_in(body)
@@ -57,9 +57,9 @@ local function group_in(body)
   return (string.gsub(text, '%%(%x%x)', function(digits) return string.char(tonumber(digits, 16)) end))
 end
 
--- Return text that sorts behind a member of a group in `group_members`, and behind all those of the group
--- that scripts have written.
-local function behind(group, member)
+-- Return text that sorts in `group_members` behind this member of a group, and behind all those of
+-- the group that scripts have written.
+local function after_group(group, member)
   -- A foreign one may sort even further behind.
   return string.byte(member, #group + 2) == 255 and member or group .. '\0\255'
 end
@@ -85,11 +85,11 @@ end
 local function limits_of(groups)
   local fields, limits, are_paused = {'group_limit'}, {}, {}
   for i, group in ipairs(groups) do fields[i + 1] = 'group:' .. group end
-  local found = redis.call('HMGET', settings, unpack(fields))
+  local stored = redis.call('HMGET', settings, unpack(fields))
   -- Most groups have none of their own: then they share one table.
-  local usual = parse_limit(found[1])
+  local usual = parse_limit(stored[1])
   for i, group in ipairs(groups) do
-    local own = found[i + 1]
+    local own = stored[i + 1]
     local its_own = own and string.match(own, '=(.*)$')
     if its_own then limits[group] = parse_limit(its_own) else limits[group] = usual end
     if own and string.sub(own, 1, 1) == 'z' then are_paused[group] = true end
@@ -111,52 +111,52 @@ local function first_end_of(group, now)
   return ends
 end
 
--- Return what a rate counts of a group: {count, last, after, over, first}: the starts that count,
--- which may be too many if as many as are wanted may start anyway; the last moment of one, the
--- number of all up to it, and of those that count no more; the first moment of one that counts, if
--- this had to find it.
-local function read_starts(limit, group, now, wanted)
+-- Return how far a group has used its rate: {count, last, total, expired, first}. count: the starts
+-- that count, which may be too many if as many as are wanted may start anyway. last: the moment of the
+-- last start. total: the number of all up to it. expired: how many of them count no more. first: the
+-- moment of the first one that counts, if this had to find it.
+local function read_usage(limit, group, now, wanted)
   -- Whatever does not begin with a digit is foreign.
   local to, moment_at = '(' .. group .. '\0:', #group + 2
-  local found = {count = 0, last = 0, after = 0, over = 0, first = false}
+  local usage = {count = 0, last = 0, total = 0, expired = 0, first = false}
   local last = redis.call('ZREVRANGEBYLEX', rate_log, to, '[' .. group .. '\0', 'LIMIT', 0, 1)[1]
-  if not last then return found end
-  local moment, after, over = string.match(last, '^(%S+) %S+ %d+ (%d+) (%d+)', moment_at)
-  found.last, found.after, found.over = number_or(0, moment), tonumber(after) or 0, tonumber(over) or 0
-  if found.last + limit.per <= now then
-    found.over = found.after
-  elseif found.after - found.over + wanted > limit.rate then
+  if not last then return usage end
+  local moment, total, expired = string.match(last, '^(%S+) %S+ %d+ (%d+) (%d+)', moment_at)
+  usage.last, usage.total, usage.expired = number_or(0, moment), tonumber(total) or 0, tonumber(expired) or 0
+  if usage.last + limit.per <= now then
+    usage.expired = usage.total
+  elseif usage.total - usage.expired + wanted > limit.rate then
     local from = '(' .. group .. '\0' .. format_moment19(now - limit.per) .. '\255'
     local first = redis.call('ZRANGEBYLEX', rate_log, from, to, 'LIMIT', 0, 1)[1]
     local first_moment, before = string.match(first or last, '^(%S+) %S+ (%d+)', moment_at)
-    found.first, found.over = number_or(now, first_moment), tonumber(before) or 0
+    usage.first, usage.expired = number_or(now, first_moment), tonumber(before) or 0
   end
-  found.count = math.max(0, found.after - found.over)
-  return found
+  usage.count = math.max(0, usage.total - usage.expired)
+  return usage
 end
 
--- Return those of these members of `rate_log` that count no more.
-local function starts_over(members, now)
-  local over = {}
+-- Return which of these members of `rate_log` count no more.
+local function expired_starts(members, now)
+  local expired = {}
   for _, member in ipairs(members) do
     -- Foreign ones have no period, and never counted.
     local moment, period = string.match(member, '%z([%d.]+) (%S+)')
-    if number_or(0, moment) + number_or(0, period) <= now then over[#over + 1] = member end
+    if number_or(0, moment) + number_or(0, period) <= now then expired[#expired + 1] = member end
   end
-  return over
+  return expired
 end
 
 -- Return how many more messages of a group a limit lets run now: exactly if that is less than are
--- wanted, and otherwise a number that is large enough. Also return what `read_starts` returns, if the
+-- wanted, and otherwise a number that is large enough. Also return what `read_usage` returns, if the
 -- limit has a rate. `running` returns how many are running.
-local function room_of(limit, group, now, wanted, running)
-  local room, counted = math.huge, nil
-  if limit.concurrency then room = limit.concurrency - running(group, now) end
-  if limit.rate and room > 0 then
-    counted = read_starts(limit, group, now, math.min(wanted, room))
-    room = math.min(room, limit.rate - counted.count)
+local function capacity_of(limit, group, now, wanted, running)
+  local capacity, usage = math.huge, nil
+  if limit.concurrency then capacity = limit.concurrency - running(group, now) end
+  if limit.rate and capacity > 0 then
+    usage = read_usage(limit, group, now, math.min(wanted, capacity))
+    capacity = math.min(capacity, limit.rate - usage.count)
   end
-  return room, counted
+  return capacity, usage
 end
 
 -- Return from which moment on a limit may let one more message of a group run. `running` returns how
@@ -167,15 +167,15 @@ local function free_from(limit, group, now, running, first_end)
     moment = math.max(moment, first_end(group, now) or now)
   end
   if limit.rate then
-    local counted = read_starts(limit, group, now, 1)
-    -- After the limit was lowered, that is too early, and a claim looks again.
-    if counted.count >= limit.rate then moment = math.max(moment, math.ceil((counted.first or now) + limit.per)) end
+    local usage = read_usage(limit, group, now, 1)
+    -- After the limit was lowered, that is too early, and a claim finds out.
+    if usage.count >= limit.rate then moment = math.max(moment, math.ceil((usage.first or now) + limit.per)) end
   end
   return moment
 end
 
 -- Return the first suspect of a group, or its first running message, as a member of `group_members`.
-local function first_behind(group)
+local function first_suspect_or_running(group)
   return redis.call('ZRANGEBYLEX', group_members, '[' .. group .. '\0?', '(' .. group .. '\0\127', 'LIMIT', 0, 1)[1]
 end
 
@@ -188,25 +188,25 @@ local function free_slot(now)
   announce(now, now)
 end
 
--- Return those groups whose turns may come sooner, after a change that cannot make them later, and
--- does not concern suspects: those that wait for their turn already keep it.
+-- Return the groups whose turns may come sooner, after a change that cannot make them later, and
+-- does not concern suspects. Groups that are due already keep their turn.
 local function without_turn(groups, now)
-  local found = {}
-  if #groups == 0 then return found end
+  local turnless = {}
+  if #groups == 0 then return turnless end
   for i, turn in ipairs(redis.call('ZMSCORE', group_turns, unpack(groups))) do
-    if not turn or tonumber(turn) > now then found[#found + 1] = groups[i] end
+    if not turn or tonumber(turn) > now then turnless[#turnless + 1] = groups[i] end
   end
-  return found
+  return turnless
 end
 
--- Return those groups for which a message that no longer runs may make a difference: those that
--- wait for a slot. There may be suspects, or not.
-local function waiting_for_slots(groups, now, some_trials)
+-- Return the groups that may wait for a slot, and whose turn may come sooner if one of their messages
+-- no longer runs.
+local function waiting_for_slots(groups, now, some_suspects)
   if #groups == 0 then return groups end
   local limits, limited = limits_of(groups), {}
   for _, group in ipairs(groups) do
     if limits[group] and limits[group].concurrency then limited[#limited + 1] = group end
   end
-  if some_trials then return limited end
+  if some_suspects then return limited end
   return without_turn(limited, now)
 end

@@ -1,33 +1,36 @@
--- leases: the facts about each message apart from its place among those that wait, and the messages
--- that workers have. See docs/redis-data-model.md.
+-- leases: the facts about each message but for its due time, and the messages that workers have.
+-- See docs/redis-data-model.md.
 --
 -- Every script that touches messages has these keys, in this order, behind the sets of those that
 -- wait, if it needs them: see queue.lua.
 --
 -- Keys:
---   leased      ZSET  ids that workers have, scored by the end of the lease, whole microseconds. An
---                     end that has passed is that of a lost lease, which no claim has seen yet. A
---                     score below 0 is that of a suspect that waits: see suspect_score
---   tokens      HASH  id to the token of its lease, where that is not the end of the lease any more
---   bodies      HASH  id to "enqueued+delay", limits such as "x5t30000000", space and headers,
---                     newline, payload; enqueued: microseconds in 16 digits, and quarters of one in
---                     further digits; delay: microseconds, such as 36e8; x: attempts; t:
---                     microseconds that a handler may take
---   attempts    HASH  id to "used-uncounted:due", where an attempt was used or the due time changed:
---                     the attempts before the lease, if it has one, and how many of them are
---                     uncounted; the due time if it is not that of the body, or nothing; at the end
---                     ":" and how many leases in a row were lost, if that is not 0
---   expiries    HASH  id to the end of its time to live, microseconds, where it has one
---   errors      HASH  id to the last error, where there was one
---   priorities  HASH  id to its priority, where that is not 0
---   positions   HASH  id to its place in the line of its group, where it has one: see groups.lua
---   group_members  ZSET  place and id of each message of a group, all with the same score
---   group_waiting  ZSET  ids of messages of groups that wait, scored by their due time, microseconds
---   group_turns  ZSET  groups, scored by the moment at which one of these may be handed out
+--   leased         ZSET  ids that workers have, scored by the end of the lease, whole microseconds.
+--                        An end that has passed is that of a lost lease, which no claim has seen
+--                        yet. A score below 0 is that of a suspect that waits: see suspect_score
+--   tokens         HASH  id to the token of its lease, where that is not the end of the lease any
+--                        more
+--   bodies         HASH  id to "enqueued+delay", limits such as "x5t30000000", space and headers,
+--                        newline, payload; enqueued: microseconds in 16 digits, and quarters of one
+--                        in further digits; delay: microseconds, such as 36e8; x: attempts; t:
+--                        microseconds that a handler may take
+--   attempts       HASH  id to "used-uncounted:due", where an attempt was used or the due time
+--                        changed: the attempts before the lease, if it has one, and how many of
+--                        them are uncounted; the due time if it is not that of the body, or
+--                        nothing; at the end ":" and how many leases in a row were lost, if that is
+--                        not 0
+--   expiries       HASH  id to the end of its time to live, microseconds, where it has one
+--   errors         HASH  id to the last error, where there was one
+--   priorities     HASH  id to its priority, where that is not 0
+--   positions      HASH  id to its position in its group, where it has one: see groups.lua
+--   group_members  ZSET  position and id of each message of a group, all with the same score
+--   group_waiting  ZSET  ids of messages of groups that wait, scored by their due time,
+--                        microseconds
+--   group_turns    ZSET  groups, scored by the moment at which one of these may be handed out
 --   suspect_turns  ZSET  groups, scored by the moment at which one of their suspects may be
---   rate_log    ZSET  starts that rates count, all with the same score
---   expiry_index  ZSET  ids with a time to live, scored by the moment from which they count as absent,
---                     microseconds: its end, or that of the lease if that is later
+--   rate_log       ZSET  starts that rates count, all with the same score
+--   expiry_index   ZSET  ids with a time to live, scored by the moment from which they count as
+--                        absent, microseconds: its end, or that of the lease if that is later
 
 -- The token of a lease is its end as decimal text. All messages of a claim have the same, which no
 -- other lease has at that time; it stays the token when the lease is extended.
@@ -75,18 +78,18 @@ end
 -- Return the end of each of these leases, as text: false if the token is not that of the lease any
 -- more. `runs` tells how many ids in a row have the same token, and the token, "99:token 1:token".
 -- Also return the tokens.
-local function read_leases(ids, runs, some_kept)
+local function read_leases(ids, runs, some_tokens)
   local ends = redis.call('ZMSCORE', leased, unpack(ids))
-  local kept = some_kept and redis.call('HMGET', tokens, unpack(ids)) or {}
-  local given, at = {}, 0
+  local stored_tokens = some_tokens and redis.call('HMGET', tokens, unpack(ids)) or {}
+  local given_tokens, at = {}, 0
   for count, token in string.gmatch(runs, '(%d+):(%S+)') do
     for i = at + 1, at + count do
-      if (kept[i] or ends[i]) ~= token then ends[i] = false end
-      given[i] = token
+      if (stored_tokens[i] or ends[i]) ~= token then ends[i] = false end
+      given_tokens[i] = token
     end
     at = at + count
   end
-  return ends, given
+  return ends, given_tokens
 end
 
 -- Return what is stored about a message's attempts: {used, uncounted, due, lost}. due: nil if the
@@ -129,9 +132,9 @@ local function due_of(record, body)
   return math.min(moment + (tonumber(quarters) or 0) / 4, MAX_SCORE), math.min(moment, MAX_SCORE)
 end
 
--- Publish a hint, which changes nothing if the user may not publish: the others look every few
--- seconds as well. Never announce a moment that has passed: a client that has looked since then
--- would take the news for old.
+-- Publish a hint, which changes nothing if the user may not publish: the others poll every few
+-- seconds as well. Never announce a moment that has passed: a client that has claimed since then
+-- would ignore it as outdated.
 local may_announce = true
 local function announce(due, now)
   local receivers = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(due), now)))
@@ -182,11 +185,11 @@ local function expire_after(ids_and_ends)
   if #later > 0 then redis.call('ZADD', expiry_index, unpack(later)) end
 end
 
--- Delete everything about these messages except their places.
+-- Delete everything about these messages but the members of sorted sets.
 local function delete_details(ids)
   if #ids == 0 then return end
   redis.call('HDEL', bodies, unpack(ids))
-  -- One look spares the others, which most queues do not have.
+  -- One call spares the others, because most queues do not have these keys.
   if redis.call('EXISTS', sparse_hashes()) == 0 then return end
   for _, hash in ipairs({sparse_hashes()}) do
     if redis.call('EXISTS', hash) == 1 then redis.call('HDEL', hash, unpack(ids)) end

@@ -7,8 +7,8 @@
 -- its time of death; false if there is none. An expired message that is to be one is, even before a
 -- claim has found it. ends: when it expires if no worker takes it, microseconds, or false.
 local function find_outcome(id, now)
-  local keep_us, found = read_keep(), find_message(id, now)
-  local live, ends = found and not found.expired, redis.call('ZSCORE', expiry_index, id)
+  local keep_us, message = read_keep(), find_message(id, now)
+  local live, ends = message and not message.expired, redis.call('ZSCORE', expiry_index, id)
   local moment, record = redis.call('ZSCORE', record_times, id), redis.call('HGET', records, id)
   if keep_us > 0 and number_or(0, moment) <= now - keep_us then moment, record = false, false end
   -- See include/letters.lua. The name without a stamp is that of the oldest letter, or, once that
@@ -20,9 +20,9 @@ local function find_outcome(id, now)
   -- Of several that died in one call, the one without a stamp was the first.
   if last and number_or(0, last) >= number_or(0, died or nil) then name, died = id .. '\0' .. stamp, last end
   local letter = died and redis.call('HGET', dead_messages, name)
-  if found and found.expired and redis.call('HGET', settings, 'expired') == 'dead' then
-    local why = {reason = 'expired', attempt = find_record(id, found).used, error = redis.call('HGET', errors, id) or nil}
+  if message and message.expired and redis.call('HGET', settings, 'expired') == 'dead' then
+    local why = {reason = 'expired', attempt = find_record(id, message).used, error = redis.call('HGET', errors, id) or nil}
     letter, died = cjson.encode(why) .. '\n' .. redis.call('HGET', bodies, id), ends or moment or format_score(now)
   end
-  return {now, keep_us, live and 1 or found and -1 or 0, record, moment, letter, died, live and ends or false}, found
+  return {now, keep_us, live and 1 or message and -1 or 0, record, moment, letter, died, live and ends or false}, message
 end

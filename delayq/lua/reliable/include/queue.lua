@@ -1,7 +1,7 @@
--- queue: the places of messages, and what every script needs that looks for them. Needs clock,
--- leases and groups. See docs/redis-data-model.md.
+-- queue: where messages wait, and what every script needs that finds them. Needs clock, leases,
+-- groups and group_turns. See docs/redis-data-model.md.
 --
--- Every script that looks for messages has these keys first, in this order.
+-- Every script that finds messages has these keys first, in this order.
 --
 -- Keys:
 --   waiting_0 to waiting_9  ZSETs  by priority: ids of messages that wait, scored by their due time,
@@ -23,7 +23,7 @@ end
 local function used_sets()
   -- An array begins at 1, so this leaves out priority 0.
   if redis.call('EXISTS', group_waiting, unpack(waiting)) == 0 then return {0} end
-  -- So this set is found by its name, as the others are.
+  -- So callers find this set by its name, as the others.
   waiting.grouped = group_waiting
   return {9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 'grouped'}
 end
@@ -68,25 +68,25 @@ end
 -- that has expired and is not leased counts as absent.
 local function find_message(id, now)
   if redis.call('HEXISTS', bodies, id) == 0 then return nil end
-  local found, ends = {}, tonumber(redis.call('ZSCORE', leased, id))
+  local message, ends = {}, tonumber(redis.call('ZSCORE', leased, id))
   if ends then
-    found.where, found.score, found.lost, found.leased = 'leased', ends, ends >= 0 and ends <= now, ends > now
+    message.where, message.score, message.lost, message.leased = 'leased', ends, ends >= 0 and ends <= now, ends > now
     waiting.leased = leased
   else
-    found.where, found.score = locate(id)
-    if not found.score then return nil end
+    message.where, message.score = locate(id)
+    if not message.score then return nil end
   end
-  found.expired = not found.leased and number_or(MAX_SCORE, redis.call('HGET', expiries, id)) < now
-  return found
+  message.expired = not message.leased and number_or(MAX_SCORE, redis.call('HGET', expiries, id)) < now
+  return message
 end
 
 -- Count the messages that have expired and are not leased. All of them are due: see `return_message`.
 local function count_expired(now) return redis.call('ZCOUNT', expiry_index, '-inf', '(' .. format_score(now)) end
 
 -- Return a message's attempts and those that do not count, with the one of a lost lease.
-local function find_record(id, found)
+local function find_record(id, message)
   local record = parse_record(redis.call('HGET', attempts, id))
-  if found.lost then lose(record, found.score) end
+  if message.lost then lose(record, message.score) end
   return record
 end
 
@@ -95,22 +95,22 @@ local function delete_message(id, where)
   waiting.leased = leased
   local waits_for_slot = where == 'leased' and awaits_slot()
   demand_removal()
-  local groups = leave_lines({id})
+  local groups = leave_groups({id})
   redis.call('ZREM', waiting[where], id)
   delete_details({id})
   local now = now_us()
-  settle(groups, now)
+  update_turns(groups, now)
   if waits_for_slot then free_slot(now) end
 end
 
 -- Make a message wait that had a lease, with this record of its attempts. `group` is that of a
--- message that has no place yet.
+-- message that has no position yet.
 local function return_message(id, record, due, now, group)
-  local priority, place, expiry = priority_of(id), redis.call('HGET', positions, id), redis.call('HGET', expiries, id)
+  local priority, position, expiry = priority_of(id), redis.call('HGET', positions, id), redis.call('HGET', expiries, id)
   -- A claim drops it as soon as it has expired: until it was due, it would hold its group up.
   local expires = number_or(nil, expiry or nil)
   if expires then due = math.min(due, math.max(now, expires + 1)) end
-  group = place and group_of(place) or group
+  group = position and group_of(position) or group
   -- A key of a foreign type must fail before the first write.
   redis.call('ZSCORE', waiting[priority], id)
   redis.call('HGET', errors, id)
@@ -122,14 +122,14 @@ local function return_message(id, record, due, now, group)
   save_record(id, record)
   if expires then redis.call('ZADD', expiry_index, format_score(expires), id) end
   if group then
-    line_up(id, group, level_of(group, place, priority), due, place)
+    enqueue_in_group(id, group, level_of(group, position, priority), due, position)
   else
     enqueue(id, priority, due, now)
   end
-  -- Last, so that the message is in a place whatever is refused before.
+  -- Last, so that the message is in a set whatever is refused before.
   local was_leased = redis.call('ZREM', leased, id) == 1
   redis.call('HDEL', tokens, id)
-  if group then settle({group}, now) end
+  if group then update_turns({group}, now) end
   if was_leased and waits_for_slot then free_slot(now) end
 end
 
@@ -137,46 +137,46 @@ end
 local function give_back(id, now)
   local record = parse_record(redis.call('HGET', attempts, id))
   local due, priority = due_of(record, redis.call('HGET', bodies, id)), priority_of(id)
-  local place, expires = redis.call('HGET', positions, id), number_or(nil, redis.call('HGET', expiries, id) or nil)
+  local position, expires = redis.call('HGET', positions, id), number_or(nil, redis.call('HGET', expiries, id) or nil)
   redis.call('ZSCORE', waiting[priority], id)
-  if place then check_groups() end
+  if position then check_groups() end
   local waits_for_slot, was_suspect = awaits_slot(), is_suspect(record)
   demand_removal()
   if expires then redis.call('ZADD', expiry_index, format_score(expires), id) end
-  local group = place and group_of(place)
+  local group = position and group_of(position)
   if was_suspect then due = math.min(due, now) end
-  if place then
-    line_up(id, group, was_suspect and '?' or level_of(group, place, priority), due, place)
+  if position then
+    enqueue_in_group(id, group, was_suspect and '?' or level_of(group, position, priority), due, position)
   elseif was_suspect then
     redis.call('ZADD', leased, suspect_score(due), id)
     announce(0, now)
   else
     enqueue(id, priority, due, now)
   end
-  -- Last, so that the message is in a place whatever is refused before.
-  if place or not was_suspect then redis.call('ZREM', leased, id) end
+  -- Last, so that the message is in a set whatever is refused before.
+  if position or not was_suspect then redis.call('ZREM', leased, id) end
   redis.call('HDEL', tokens, id)
-  if place then settle({group}, now, was_suspect) end
+  if position then update_turns({group}, now, was_suspect) end
   if waits_for_slot then free_slot(now) end
 end
 
 -- Free the id of an expired message: it gets another one. The next claim drops or buries it.
-local function free_id(id, found, now)
+local function free_id(id, message, now)
   local other
   repeat
     other, now = id .. '\0' .. string.format('%016.0f', now), now + 1
   until redis.call('HEXISTS', bodies, other) == 0
-  redis.call('ZREM', waiting[found.where], id)
-  redis.call('ZADD', waiting[found.where], format_score(found.score), other)
+  redis.call('ZREM', waiting[message.where], id)
+  redis.call('ZADD', waiting[message.where], format_score(message.score), other)
   local absent_from = redis.call('ZSCORE', expiry_index, id)
   if absent_from then
     redis.call('ZREM', expiry_index, id)
     redis.call('ZADD', expiry_index, absent_from, other)
   end
-  local place = redis.call('HGET', positions, id)
-  if place then
-    redis.call('ZREM', group_members, place .. id)
-    redis.call('ZADD', group_members, 0, place .. other)
+  local position = redis.call('HGET', positions, id)
+  if position then
+    redis.call('ZREM', group_members, position .. id)
+    redis.call('ZADD', group_members, 0, position .. other)
   end
   for _, hash in ipairs({bodies, sparse_hashes()}) do
     local value = redis.call('HGET', hash, id)
@@ -188,22 +188,22 @@ local function free_id(id, found, now)
 end
 
 -- Return {state, priority, moment, attempt, body, error} of a message that `find_message` has found.
-local function describe(found, now, record, priority, body, error)
-  local state = found.leased and 'leased' or found.score <= now and 'ready' or 'delayed'
-  if found.lost then lose(record, found.score) end
-  local moment = found.score
-  if not found.leased and (body or found.lost or is_suspect(record)) then
+local function describe(message, now, record, priority, body, error)
+  local state = message.leased and 'leased' or message.score <= now and 'ready' or 'delayed'
+  if message.lost then lose(record, message.score) end
+  local moment = message.score
+  if not message.leased and (body or message.lost or is_suspect(record)) then
     local _, asked = due_of(record, body)
     moment = asked
   end
   moment = format_score(math.max(0, math.min(moment, MAX_SCORE)))
-  return {state, priority, moment, record.used + (found.leased and 1 or 0), body, error}
+  return {state, priority, moment, record.used + (message.leased and 1 or 0), body, error}
 end
 
 -- Return what `describe` tells of a message by its id, which `find_message` has found or not; false
 -- if it is not alive.
-local function look_at(id, found, now)
-  if not found or found.expired then return false end
+local function describe_by_id(id, message, now)
+  if not message or message.expired then return false end
   local record = parse_record(redis.call('HGET', attempts, id))
-  return describe(found, now, record, priority_of(id), redis.call('HGET', bodies, id), redis.call('HGET', errors, id))
+  return describe(message, now, record, priority_of(id), redis.call('HGET', bodies, id), redis.call('HGET', errors, id))
 end

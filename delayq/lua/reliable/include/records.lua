@@ -2,12 +2,12 @@
 --
 -- Keys:
 --   record_times  ZSET  ids with a record, scored by the time of its last change, microseconds
---   records   HASH  id to "state offered count", newline, as many lines, one for each attempt, then
---                   the result. state: "live" if the message was not finished, "done", or "result"
---                   if it was and has one. offered: the time of the offer, from the body. An attempt
---                   is "finished", a space, and JSON; finished: microseconds
---   settings  HASH  see include/settings.lua; CHANNEL  where finished messages are announced:
---                   "finished", and the id
+--   records       HASH  id to "state offered count", newline, as many lines, one for each attempt,
+--                       then the result. state: "live" if the message was not finished, "done", or
+--                       "result" if it was and has one. offered: the time of the offer, from the
+--                       body. An attempt is "finished", a space, and JSON; finished: microseconds
+--   settings      HASH  see include/settings.lua; CHANNEL  where finished messages are announced:
+--                       "finished", and the id
 
 -- A record has the last attempts only, this many.
 local MOST_ATTEMPTS = 10
@@ -69,5 +69,5 @@ local function record_attempt(id, offered, attempt, now)
   save_records({id, format_record('live', offered, rows, count, attempt, '', now)}, keep_us, most, now)
 end
 
--- Tell clients that wait for it that a message has finished. A hint: they look now and then.
+-- Tell clients that wait for it that a message has finished. A hint: they poll as well.
 local function announce_finished(id) redis.pcall('PUBLISH', settings, 'finished ' .. id) end

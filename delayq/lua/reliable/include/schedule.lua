@@ -41,8 +41,8 @@ end
 -- Return the occurrence of that moment, as `find_message` describes it; nil if it is not alive.
 local function find_occurrence(name, moment, now)
   if not moment or moment == '' then return nil end
-  local found = find_message(name .. '@' .. moment, now)
-  return found and not found.expired and found or nil
+  local message = find_message(name .. '@' .. moment, now)
+  return message and not message.expired and message or nil
 end
 
 -- If a schedule has ended while its last occurrence is still alive, the moment of that occurrence

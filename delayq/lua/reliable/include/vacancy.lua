@@ -1,17 +1,17 @@
 -- vacancy: whether anything is in a partition. Needs leases.
 --
 -- Keys:
---   leases     see include/leases.lua
---   dead       ZSET    names of dead letters, scored by their time of death, microseconds
---   schedules  HASH    recurring messages by name: see include/schedule.lua
---   remembered  ZSET    ids that count as taken, scored by the end of that time, microseconds
+--   leases        see include/leases.lua
+--   dead          ZSET    names of dead letters, scored by their time of death, microseconds
+--   schedules     HASH    recurring messages by name: see include/schedule.lua
+--   remembered    ZSET    ids that count as taken, scored by the end of that time, microseconds
 --   record_times  ZSET    ids of messages of which a record is kept
---   paused     STRING  exists while no client may take anything
---   kept_slots  ZSET    see include/kept_slots.lua
+--   paused        STRING  exists while no client may take anything
+--   kept_slots    ZSET    see include/kept_slots.lua
 
 -- Return whether nothing is there that was placed by the number of partitions: no message, slot of a
--- message that was cancelled, dead letter, schedule, remembered id, start that still counts, record or pause, and no group that has
--- settings of its own.
+-- message that was cancelled, dead letter, schedule, remembered id, start that still counts, record or
+-- pause, and no group that has settings of its own.
 local function is_vacant(now)
   if redis.call('EXISTS', bodies, leased, group_members, dead, record_times, paused) > 0 then return false end
   -- The field with the empty name is none of the schedules.

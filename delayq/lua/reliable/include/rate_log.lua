@@ -4,34 +4,34 @@
 
 -- Note in `counts` that a message goes back that was handed out at this moment.
 local function note_unstarted(counts, id, moment)
-  local place = redis.call('HGET', positions, id)
-  for _, group in ipairs({'', place and group_of(place) or nil}) do
-    local own = group .. '\0' .. format_moment19(tonumber(moment)) .. ' '
-    if not counts[own] then counts[#counts + 1], counts[own] = {own = own, group = group, number = 0}, #counts + 1 end
-    local count = counts[counts[own]]
+  local position = redis.call('HGET', positions, id)
+  for _, group in ipairs({'', position and group_of(position) or nil}) do
+    local prefix = group .. '\0' .. format_moment19(tonumber(moment)) .. ' '
+    if not counts[prefix] then counts[#counts + 1], counts[prefix] = {prefix = prefix, group = group, number = 0}, #counts + 1 end
+    local count = counts[counts[prefix]]
     count.number = count.number + 1
   end
 end
 
 -- Take back one number of starts of a group. Return false if nothing is to be changed.
 local function without_starts(count)
-  local members = redis.call('ZRANGEBYLEX', rate_log, '[' .. count.own, '(' .. count.group .. '\0:', 'LIMIT', 0, 201)
+  local members = redis.call('ZRANGEBYLEX', rate_log, '[' .. count.prefix, '(' .. count.group .. '\0:', 'LIMIT', 0, 201)
   -- It may count no more; or the clock was set back; or too many have followed: then it has started.
-  if #members > 200 or string.sub(members[1] or '', 1, #count.own) ~= count.own then return false end
-  local changed, first_after = {}, nil
+  if #members > 200 or string.sub(members[1] or '', 1, #count.prefix) ~= count.prefix then return false end
+  local changed, first_total = {}, nil
   for _, member in ipairs(members) do
-    local head, before, after, over = string.match(member, '^(%S+ %S+) (%d+) (%d+) (%d+)$', #count.group + 2)
+    local head, before, total, expired = string.match(member, '^(%S+ %S+) (%d+) (%d+) (%d+)$', #count.group + 2)
     if not head then return false end
-    before, after, over = tonumber(before), tonumber(after), tonumber(over)
-    if first_after then
+    before, total, expired = tonumber(before), tonumber(total), tonumber(expired)
+    if first_total then
       before = before - count.number
     else
-      first_after, count.number = after, math.min(count.number, after - before)
+      first_total, count.number = total, math.min(count.number, total - before)
     end
-    if over >= first_after then over = over - count.number end
-    after = after - count.number
-    if after > before then
-      changed[#changed + 1], changed[#changed + 2] = 0, count.group .. '\0' .. head .. ' ' .. before .. ' ' .. after .. ' ' .. over
+    if expired >= first_total then expired = expired - count.number end
+    total = total - count.number
+    if total > before then
+      changed[#changed + 1], changed[#changed + 2] = 0, count.group .. '\0' .. head .. ' ' .. before .. ' ' .. total .. ' ' .. expired
     end
   end
   return members, changed

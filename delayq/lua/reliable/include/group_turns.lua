@@ -1,29 +1,29 @@
--- settle: the places of messages in the lines of their groups, and whose turn it is. Needs groups
+-- group_turns: the positions of messages in their groups, and whose turn it is. Needs groups
 -- and the key wake.
 
--- Move a message to a place in its group's line. Its group has to be settled then.
-local function set_place(id, place, old)
+-- Move a message to a position in its group. Then call update_turns.
+local function set_position(id, position, old)
   if old then redis.call('ZREM', group_members, old .. id) end
-  redis.call('ZADD', group_members, 0, place .. id)
-  redis.call('HSET', positions, id, place)
+  redis.call('ZADD', group_members, 0, position .. id)
+  redis.call('HSET', positions, id, position)
 end
 
--- Make a message wait in the line of its group, at a level. `old` is its place there until now, if
--- it has one.
-local function line_up(id, group, level, due, old)
+-- Make a message of a group wait, at a level. `old` is its position until now, if it has one. Then
+-- call update_turns.
+local function enqueue_in_group(id, group, level, due, old)
   redis.call('ZADD', group_waiting, format_score(due), id)
-  set_place(id, place_of(group, level, due), old)
+  set_position(id, position_of(group, level, due), old)
 end
 
--- Take messages out of their groups' lines, if they are in any, before anything else is deleted.
--- Return the groups, to be settled then.
-local function leave_lines(ids)
+-- Take messages out of their groups, if they have any, before anything else is deleted. Return the
+-- groups, for update_turns.
+local function leave_groups(ids)
   local members, waiting_ids, groups = {}, {}, {}
   if #ids == 0 or redis.call('EXISTS', positions) == 0 then return groups end
-  for i, place in ipairs(redis.call('HMGET', positions, unpack(ids))) do
-    if place then
-      members[#members + 1], waiting_ids[#waiting_ids + 1] = place .. ids[i], ids[i]
-      add_group(groups, group_of(place))
+  for i, position in ipairs(redis.call('HMGET', positions, unpack(ids))) do
+    if position then
+      members[#members + 1], waiting_ids[#waiting_ids + 1] = position .. ids[i], ids[i]
+      add_group(groups, group_of(position))
     end
   end
   if #members > 0 then
@@ -34,9 +34,9 @@ local function leave_lines(ids)
   return groups
 end
 
--- Return the level of a message that waits after it had this place, or none.
-local function level_of(group, place, priority)
-  local before = place and level_and_moment(place)
+-- Return the level of a message that waits after it had this position, or none.
+local function level_of(group, position, priority)
+  local before = position and level_and_moment(position)
   local was_out = before and (before < '0' or before > '9')
   if was_out then
     local limit = limits_of({group})[group]
@@ -65,16 +65,16 @@ end
 -- suspects may: nil if there is none.
 local function next_turns(group, limit, now, may_have_suspects)
   local due, is_ordered = first_due(group, limit, now), limit and limit.ordered
-  local behind = (may_have_suspects or is_ordered) and first_behind(group)
-  local trial = behind and level_and_moment(behind) == '?' and now or nil
+  local behind = (may_have_suspects or is_ordered) and first_suspect_or_running(group)
+  local suspect_turn = behind and level_and_moment(behind) == '?' and now or nil
   -- Whatever has been handed out holds an ordered group up.
   if is_ordered and behind then due = nil end
-  if not limit or not (due or trial) then return due, trial end
+  if not limit or not (due or suspect_turn) then return due, suspect_turn end
   local from = free_from(limit, group, now, running_of, first_end_of)
-  return due and math.max(due, from), trial and math.max(trial, from)
+  return due and math.max(due, from), suspect_turn and math.max(suspect_turn, from)
 end
 
--- Give groups these turns, by their names. A group that waits for its turn already keeps its place,
+-- Give groups these turns, by their names. A group that is due already keeps its turn,
 -- unless it was served: then it goes behind those that were served before.
 local function put_turns(set, groups, moments, now, served_at)
   local added, removed, sooner, some_sooner = {}, {}, {}, false
@@ -100,16 +100,16 @@ end
 
 -- Give groups their turns anew, after something has changed. `has_new_suspects` tells whether one
 -- of them may have its first suspect; `served_at` when they were served, by their names, if they were.
-local function settle(groups, now, has_new_suspects, served_at)
+local function update_turns(groups, now, has_new_suspects, served_at)
   if #groups == 0 then return end
   local may_have_suspects = has_new_suspects or redis.call('EXISTS', suspect_turns) == 1
   local limits, are_paused = limits_of(groups)
-  local due_turns, trial_turns = {}, {}
+  local new_turns, new_suspect_turns = {}, {}
   for _, group in ipairs(groups) do
     if not are_paused[group] then
-      due_turns[group], trial_turns[group] = next_turns(group, limits[group], now, may_have_suspects)
+      new_turns[group], new_suspect_turns[group] = next_turns(group, limits[group], now, may_have_suspects)
     end
   end
-  put_turns(group_turns, groups, due_turns, now, served_at)
-  if may_have_suspects then put_turns(suspect_turns, groups, trial_turns, now, served_at) end
+  put_turns(group_turns, groups, new_turns, now, served_at)
+  if may_have_suspects then put_turns(suspect_turns, groups, new_suspect_turns, now, served_at) end
 end
