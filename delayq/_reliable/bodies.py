@@ -175,8 +175,8 @@ def content(
 
 def group_in(content: bytes) -> str | None:
     """Return the group of a message from what :func:`content` has built; None if it has none."""
-    found = _GROUP.match(content)
-    return None if found is None else unquote(found[1].decode())
+    match = _GROUP.match(content)
+    return None if match is None else unquote(match[1].decode())
 
 
 def parse(body: bytes) -> Body:
@@ -232,13 +232,13 @@ def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
 
     Raises as :func:`parse` does.
     """
-    why, newline, body = letter.partition(b"\n")
+    facts, newline, body = letter.partition(b"\n")
     if not newline:
         raise ValueError("the dead letter has no newline")
-    return _object(why), body
+    return _object(facts), body
 
 
-class Why(NamedTuple):
+class DeathReason(NamedTuple):
     """Why a message died: the part of a dead letter that is not the body."""
 
     reason: str
@@ -247,36 +247,36 @@ class Why(NamedTuple):
     error: str
 
 
-def read_letter(letter: bytes) -> tuple[Why, int | None, dict[str, str], bytes]:
+def read_letter(letter: bytes) -> tuple[DeathReason, int | None, dict[str, str], bytes]:
     """Return why a message died, the time of its offer, its headers, and its payload.
 
     Parts that cannot be read get a default, because the letter has to be shown regardless. The time
     is None if there is no body.
     """
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     try:
-        found, body = parse_letter(letter)
+        facts, body = parse_letter(letter)
     except ValueError:
         body = letter.partition(b"\n")[2]
-    why = Why(
-        _text(found.get("reason")) or "unreadable",
-        _count(found.get("attempt")),
-        _count(found.get("priority")),
-        _text(found.get("error")),
+    death = DeathReason(
+        _text(facts.get("reason")) or "unreadable",
+        _count(facts.get("attempt")),
+        _count(facts.get("priority")),
+        _text(facts.get("error")),
     )
     try:
         parts = parse(body)
     except ValueError:
-        return why, None, {}, body
-    return why, parts.enqueued_us, parts.headers, parts.payload
+        return death, None, {}, body
+    return death, parts.enqueued_us, parts.headers, parts.payload
 
 
-def _text(found: object) -> str:
-    return found if isinstance(found, str) else ""
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
-def _count(found: object) -> int:
-    return int(found) if isinstance(found, int | float) and 0 <= found < 2**53 else 0
+def _count(value: object) -> int:
+    return int(value) if isinstance(value, int | float) and 0 <= value < 2**53 else 0
 
 
 def _object(text: bytes) -> dict[str, Any]:

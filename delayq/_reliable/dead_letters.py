@@ -106,8 +106,8 @@ class DeadLetters(Generic[T]):
             limit: The largest number of letters to return.
         """
         check_page(offset, limit)
-        found = await letters_page([*await self._places(None)], offset, limit)
-        return [read_dead_letter(letter, self._codec) for _, letter in found]
+        letters = await letters_page([*await self._places(None)], offset, limit)
+        return [read_dead_letter(letter, self._codec) for _, letter in letters]
 
     async def redrive(
         self,
@@ -163,28 +163,28 @@ class DeadLetters(Generic[T]):
         """
         parts = await self._places(ids)
         if len(parts) == 1:
-            ((store, some),) = parts.items()
-            return await act(store, some, progress)
+            ((store, ids_here),) = parts.items()
+            return await act(store, ids_here, progress)
         sizes: dict[ReliableStore, int] = {}
         if progress is not None:
             sizes = {
-                store: await store.count_dead() if some is None else len(some)
-                for store, some in parts.items()
+                store: await store.count_dead() if ids_here is None else len(ids_here)
+                for store, ids_here in parts.items()
             }
         # An id may be looked up in several partitions.
         total = sum(sizes.values()) if ids is None else len(ids)
         done = looked_at = 0
-        told = -1
-        for store, some in parts.items():
+        reported = -1
+        for store, ids_here in parts.items():
 
-            def tell(here: int, _: int, before: int = looked_at) -> None:
-                nonlocal told
-                if progress is not None and (now := min(before + here, total)) > told:
+            def tell(examined: int, _: int, before: int = looked_at) -> None:
+                nonlocal reported
+                if progress is not None and (now := min(before + examined, total)) > reported:
                     progress(now, total)
-                    told = now
+                    reported = now
 
             try:
-                done += await act(store, some, None if progress is None else tell)
+                done += await act(store, ids_here, None if progress is None else tell)
             except ServerError as error:
                 raise half_way(error, done) from error.__cause__
             looked_at += sizes.get(store, 0)
@@ -195,20 +195,20 @@ def read_dead_letter(stored: StoredLetter, codec: Codec[T]) -> DeadLetter[T]:
     """Return a stored letter as applications see it; ``codec`` decodes its value."""
     name, letter, died_us = stored
     stamped = _STAMPED.fullmatch(name)
-    why, enqueued_us, headers, payload = read_letter(letter)
+    death, enqueued_us, headers, payload = read_letter(letter)
     died_at = moment_us(died_us)
-    line, trace = unpack_error(why.error)
+    line, trace = unpack_error(death.error)
     id = (stamped[1] if stamped else name).decode(errors="replace")  # noqa: A001
     return DeadLetter(
         id=id,
-        reason=why.reason,
+        reason=death.reason,
         error=line,
         traceback=trace,
-        attempt=why.attempt,
+        attempt=death.attempt,
         died_at=died_at,
         enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),
         headers=headers,
-        priority=why.priority,
+        priority=death.priority,
         _decode=partial(
             _decoded, codec, letter, readable=enqueued_us is not None, payload=payload, id=id
         ),
@@ -217,25 +217,29 @@ def read_dead_letter(stored: StoredLetter, codec: Codec[T]) -> DeadLetter[T]:
 
 async def redrive_letters(
     store: ReliableStore,
-    chosen: Sequence[str] | Sequence[bytes] | None,
+    selection: Sequence[str] | Sequence[bytes] | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Redrive letters of one partition as :meth:`DeadLetters.redrive` does, by ids or by the names
     of letters as stored on the server.
     """
-    total = await store.count_dead() if chosen is None else len(chosen)
+    total = await store.count_dead() if selection is None else len(selection)
     done = looked_at = stayed = 0
     while looked_at < total:
-        step = _AT_A_TIME if chosen is None else len(chosen[looked_at : looked_at + _AT_A_TIME])
+        step = (
+            _AT_A_TIME if selection is None else len(selection[looked_at : looked_at + _AT_A_TIME])
+        )
         try:
-            some = await _some(store, chosen, stayed if chosen is None else looked_at)
-            requeued, left = await store.redrive(some) if some else (0, 0)
+            letters = await _letters_to_change(
+                store, selection, stayed if selection is None else looked_at
+            )
+            requeued, skipped = await store.redrive(letters) if letters else (0, 0)
         except ServerError as error:
             raise half_way(error, done) from error.__cause__
-        if chosen is None and not some:
+        if selection is None and not letters:
             break
         done += requeued
-        stayed += left
+        stayed += skipped
         looked_at += step
         if progress is not None:
             progress(min(looked_at, total), total)
@@ -244,7 +248,7 @@ async def redrive_letters(
 
 async def purge_letters(
     store: ReliableStore,
-    chosen: Sequence[str] | Sequence[bytes] | None,
+    selection: Sequence[str] | Sequence[bytes] | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Purge letters of one partition as :meth:`DeadLetters.purge` does, by ids or by the names of
@@ -253,33 +257,37 @@ async def purge_letters(
     dropped = looked_at = 0
     # Needed only to report progress.
     total = (
-        (await store.count_dead() if chosen is None else len(chosen)) if progress is not None else 0
+        (await store.count_dead() if selection is None else len(selection))
+        if progress is not None
+        else 0
     )
     while True:
         try:
-            some = await _some(store, chosen, 0 if chosen is None else looked_at)
-            if some:
-                await store.drop_dead(some)
+            letters = await _letters_to_change(
+                store, selection, 0 if selection is None else looked_at
+            )
+            if letters:
+                await store.drop_dead(letters)
         except ServerError as error:
             raise half_way(error, dropped) from error.__cause__
-        dropped += len(some)
+        dropped += len(letters)
         looked_at += _AT_A_TIME
         if progress is not None:
             # Other clients may add letters meanwhile.
             progress(min(looked_at, total), total)
-        if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
+        if len(letters) < _AT_A_TIME if selection is None else looked_at >= len(selection):
             return dropped
 
 
-async def _some(
-    store: ReliableStore, chosen: Sequence[str] | Sequence[bytes] | None, offset: int
+async def _letters_to_change(
+    store: ReliableStore, selection: Sequence[str] | Sequence[bytes] | None, offset: int
 ) -> Sequence[str | bytes]:
-    """Return a page of the existing letters, or the existing ones of a page of ``chosen``; each
+    """Return a page of the existing letters, or the existing ones of a page of ``selection``; each
     once.
     """
-    if chosen is None:
+    if selection is None:
         return await store.dead_names(offset, _AT_A_TIME)
-    return await store.find_dead(chosen[offset : offset + _AT_A_TIME])
+    return await store.find_dead(selection[offset : offset + _AT_A_TIME])
 
 
 def _decoded(
@@ -301,7 +309,7 @@ def checked_ids(ids: Iterable[str] | None) -> Sequence[str] | None:
         return None
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise BadInput(f"ids must be a list of ids, not {ids!r}: pass [id]")
-    return [checked_id(each) for each in ids]
+    return [checked_id(id_) for id_ in ids]
 
 
 def half_way(error: ServerError, done: int) -> ServerError:

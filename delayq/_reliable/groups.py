@@ -88,9 +88,9 @@ class Groups:
 
     async def get(self, group: str) -> Group:
         """Return a group. One that has no messages, and never had any, is empty."""
-        found = await (await self._store_of(checked_group(group))).groups(group, 1)
-        if found and found[0].name == group.encode():
-            return to_group(found[0])
+        groups = await (await self._store_of(checked_group(group))).groups(group, 1)
+        if groups and groups[0].name == group.encode():
+            return to_group(groups[0])
         settings = await (await self._every())[0].settings()
         limit = settings.public().group_limit
         return Group(group, 0, 0, 0, None, limit, has_own_limit=False, paused=False)
@@ -111,8 +111,8 @@ class Groups:
             await store.groups(after or "", limit, after=after is not None)
             for store in await self._every()
         ]
-        merged = heapq.merge(*parts, key=lambda group: group.name)
-        return [to_group(each) for each in islice(merged, limit)]
+        merged = heapq.merge(*parts, key=lambda stored: stored.name)
+        return [to_group(group) for group in islice(merged, limit)]
 
     async def pause(self, group: str) -> None:
         """Stop handing out messages of a group, in every process, until :meth:`resume`.

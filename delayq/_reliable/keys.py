@@ -52,8 +52,8 @@ _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|remembered|shared_moments|dead|dead:messages|paused|kept_slots"
     rf"|schedules|record_times|records|workers|history|{'|'.join(MESSAGES[PRIORITIES:])})$"
 )
-_WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
-_OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
+_KEY = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
+_KEY_OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,11 @@ class ReliableKeys:
     @classmethod
     def below(cls, name: str, prefix: str) -> ReliableKeys:
         """Return the keys that begin with ``prefix``."""
-        more = (f"{prefix}waiting:{priority}" for priority in range(1, PRIORITIES))
-        others = (prefix + fact for fact in MESSAGES[PRIORITIES:])
+        lower_priorities = (f"{prefix}waiting:{priority}" for priority in range(1, PRIORITIES))
+        details = (prefix + fact for fact in MESSAGES[PRIORITIES:])
         return cls(
             name=name,
-            messages=(f"{prefix}waiting", *more, *others),
+            messages=(f"{prefix}waiting", *lower_priorities, *details),
             wake=f"{prefix}wake",
             summons=f"{prefix}summons",
             remembered=f"{prefix}remembered",
@@ -187,9 +187,9 @@ class ReliableKeys:
     @property
     def re_checked(self) -> tuple[str, ...]:
         """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
-        rest = (self.kept_slots, self.schedules, self.settings, self.wake, self.summons)
+        shared_keys = (self.kept_slots, self.schedules, self.settings, self.wake, self.summons)
         turns = (self.named("group_turns"), self.named("suspect_turns"))
-        return (self.leased, *self.waiting, *turns, *rest)
+        return (self.leased, *self.waiting, *turns, *shared_keys)
 
     @property
     def pattern(self) -> str:
@@ -246,22 +246,22 @@ def salt(name: str, partition: int) -> str:
     """
     bits = max(6, partition.bit_length())
     stretch = int(f"{partition:0{bits}b}"[::-1], 2)
-    found: str = next(
-        tried
-        for tried in map("".join, product(_SALTS, repeat=SALT_LENGTH))
-        if slot_of(partition_prefix(name, str(partition), tried)) * 2**bits // SLOTS == stretch
+    matching: str = next(
+        candidate
+        for candidate in map("".join, product(_SALTS, repeat=SALT_LENGTH))
+        if slot_of(partition_prefix(name, str(partition), candidate)) * 2**bits // SLOTS == stretch
     )
-    return found
+    return matching
 
 
 def name_in(key: str) -> tuple[str, int] | None:
     """Return the name of the reliable queue that has a key, and the partition; None if it is
     another key.
     """
-    if found := _OF_PARTITION.match(key):
-        return found[2], int(found[1])
-    if found := _WHOLE.match(key):
-        return found[1], 0
+    if match := _KEY_OF_PARTITION.match(key):
+        return match[2], int(match[1])
+    if match := _KEY.match(key):
+        return match[1], 0
     return None
 
 

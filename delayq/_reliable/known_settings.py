@@ -131,8 +131,8 @@ class KnownSettings:
         self._declared = {**declared, **self._declared}
         self._warn(declared)
 
-    async def read(self, more: Declared | None = None) -> StoredSettings:
-        """Read the settings from the server, and declare ``more`` where it has none.
+    async def read(self, declarations: Declared | None = None) -> StoredSettings:
+        """Read the settings from the server, and declare ``declarations`` where it has none.
 
         Raises as :meth:`learn`.
         """
@@ -141,9 +141,9 @@ class KnownSettings:
             stored = await self._store.settings()
             stored.check_layout(self.name)
             # What was in force last counts more than what the code says.
-            known = self.stored.fields
-            declared = {**(more or {}), **self._declared}
-            declared = {name: known.get(name, text) for name, text in declared.items()}
+            stored_fields = self.stored.fields
+            declared = {**(declarations or {}), **self._declared}
+            declared = {name: stored_fields.get(name, text) for name, text in declared.items()}
             if self.stored.is_numbered:
                 declared = {**declared, "partitions": str(self.stored.partitions)}
             elif not stored.is_numbered:
@@ -335,9 +335,9 @@ class KnownSettings:
                 await self._copy(stored, range(1, stored.partitions))
         return stored
 
-    def _check_shares(self, outcome: ChangeOutcome, wanted: Declared) -> None:
+    def _check_shares(self, outcome: ChangeOutcome, declared: Declared) -> None:
         if outcome is ChangeOutcome.TOO_SMALL:
-            StoredSettings(wanted).check_shares(self.name)
+            StoredSettings(declared).check_shares(self.name)
 
     async def _copy(self, stored: StoredSettings, partitions: Iterable[int]) -> None:
         """Give partitions copies of these settings, unless they have newer ones.
@@ -371,12 +371,12 @@ class KnownSettings:
         Meanwhile, offers wait. If this client dies, they go on after some seconds, as before.
         """
         token, first = secrets.token_hex(8), self._store
-        others = [self._store_of(number) for number in range(1, stored.partitions)]
+        other_stores = [self._store_of(number) for number in range(1, stored.partitions)]
         try:
             for _ in range(MOST_TRIES):
                 outcome, stored = await first.renumber("hold", token, changes)
                 if outcome is ChangeOutcome.HELD:
-                    vacated = (store.vacate(stored.epoch) for store in others)
+                    vacated = (store.vacate(stored.epoch) for store in other_stores)
                     if not all(await asyncio.gather(*vacated)):
                         outcome = ChangeOutcome.IN_USE
                         break
@@ -454,8 +454,8 @@ class Declaration:
             making = self._making[stores] = self._background.spawn(
                 self._make(stores), f"settings of {self._settings.name}"
             )
-        either: set[asyncio.Future[Any]] = {making, self._closing}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        futures: set[asyncio.Future[Any]] = {making, self._closing}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         self._check_open()
         if (error := making.result()) is not None:
             raise own_copy(error)

@@ -9,9 +9,9 @@ from delayq._durations import Duration, microseconds
 from delayq.errors import BadInput
 
 # Larger numbers limit nothing that a server can do.
-_MOST = 10**9
+_LARGEST_NUMBER = 10**9
 _STORED = re.compile(r"(?:c(\d+))?(?:r(\d+)p(\d+))?(o?)")
-NONE = "0"
+NO_LIMIT = "0"
 """No limit, as the server stores it."""
 
 
@@ -45,9 +45,13 @@ class Limit:
         for name in ("concurrency", "rate"):
             number = getattr(self, name)
             if number is not None and (
-                isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST
+                isinstance(number, bool)
+                or not isinstance(number, int)
+                or not 1 <= number <= _LARGEST_NUMBER
             ):
-                raise BadInput(f"{name} must be None or an int from 1 to {_MOST}, not {number!r}")
+                raise BadInput(
+                    f"{name} must be None or an int from 1 to {_LARGEST_NUMBER}, not {number!r}"
+                )
         per_us = microseconds(self.per, "per")
         if not per_us:
             raise BadInput("per must be more than 0")
@@ -72,7 +76,7 @@ def limit_text(limit: Limit | None, name: str, *, of_groups: bool) -> str:
         BadInput: It is not a limit, or one that only groups can have.
     """
     if limit is None:
-        return NONE
+        return NO_LIMIT
     if not isinstance(limit, Limit):
         raise BadInput(f"{name} must be a delayq.Limit or None, not {type(limit).__name__}")
     if limit.ordered and not of_groups:
@@ -80,15 +84,15 @@ def limit_text(limit: Limit | None, name: str, *, of_groups: bool) -> str:
     text = "" if limit.concurrency is None else f"c{limit.concurrency}"
     if limit.rate is not None:
         text += f"r{limit.rate}p{microseconds(limit.per, 'per')}"
-    return text + ("o" if limit.ordered else "") or NONE
+    return text + ("o" if limit.ordered else "") or NO_LIMIT
 
 
 def parse_limit(text: str | None) -> Limit | None:
     """Return the limit that the server stores; None if there is none, or it cannot be read."""
-    found = _STORED.fullmatch(text or "")
-    if found is None or not found[0]:
+    match = _STORED.fullmatch(text or "")
+    if match is None or not match[0]:
         return None
-    concurrency, rate, per, ordered = found.groups()
+    concurrency, rate, per, ordered = match.groups()
     try:
         return Limit(
             None if concurrency is None else int(concurrency),

@@ -279,30 +279,32 @@ def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequ
     )
 
 
-def _merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return ``headers``, plus those of ``more`` that they lack.
+def _merged(
+    headers: Mapping[str, str] | None, added: Mapping[str, str]
+) -> Mapping[str, str] | None:
+    """Return ``headers``, plus those of ``added`` that they lack.
 
     Anything but a mapping is returned as it is, to be refused.
     """
-    if not more or (headers is not None and not isinstance(headers, Mapping)):
+    if not added or (headers is not None and not isinstance(headers, Mapping)):
         return headers
-    return {**more, **(headers or {})}
+    return {**added, **(headers or {})}
 
 
 def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(headers, Mapping):
-        raise BadInput(f"headers must be a mapping of str to str, not {_told(headers)}")
+        raise BadInput(f"headers must be a mapping of str to str, not {_private(headers)}")
     size = 0
     for name, text in headers.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise BadInput(f"headers must map str to str, not {_told(name)} to {_told(text)}")
+            raise BadInput(f"headers must map str to str, not {_private(name)} to {_private(text)}")
         size += len((name + text).encode(errors="surrogatepass"))
     if size > _LARGEST_HEADERS:
         raise BadInput(f"headers must have at most {_LARGEST_HEADERS} bytes, not {size}")
     return headers
 
 
-def _told(wrong: object) -> str:
+def _private(wrong: object) -> str:
     """Return a number or None with its type; of other values, which may be private, the type."""
     is_number = wrong is None or isinstance(wrong, int | float)
     return given(wrong) if is_number else f"a {type(wrong).__name__}"
@@ -402,10 +404,10 @@ class PartitionOffers:
     async def aclose(self, grace: float) -> None:
         """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
         await self._batchers.aclose(grace)
-        if ended := [call for call in self.call_keys if call not in self._uncertain_calls]:
+        if finished_calls := [call for call in self.call_keys if call not in self._uncertain_calls]:
             with suppress(ServerError, TimeoutError):
                 async with asyncio.timeout(grace / 2):
-                    await self._store.forget_calls(ended)
+                    await self._store.forget_calls(finished_calls)
 
     def _new_batcher(
         self, server: RedisClient | WaitingServer, reading: Callable[[Results], Results]
@@ -480,17 +482,17 @@ class PartitionOffers:
         server: RedisClient | WaitingServer,
         request: Request,
         messages: Sequence[NewMessage],
-        lost: OutcomeUnknown | None,
+        lost_reply: OutcomeUnknown | None,
     ) -> Any:
         number = cast("int", request.args[0])
         call, errors = request.keys[-1], self._store.client.errors
-        if lost is not None:
+        if lost_reply is not None:
             self._uncertain_calls.add(call)
             if (
                 request.deadline is not None
                 and asyncio.get_running_loop().time() >= request.deadline
             ):
-                raise lost
+                raise lost_reply
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
             for _ in range(MOST_TRIES):
@@ -506,7 +508,7 @@ class PartitionOffers:
             return await server.run(*request)
         except (ServerUnavailable, ServerRefused, ConfigurationError) as error:
             # Whatever happened to this try, an earlier one may have been carried out.
-            raise lost or error from error.__cause__
+            raise lost_reply or error from error.__cause__
         finally:
             if self._store.client.errors != errors:
                 # The error may have been this call's.

@@ -271,7 +271,7 @@ class Difference(NamedTuple):
     @property
     def text(self) -> str:
         """Both values, in words."""
-        stored, declared = shown(self.name, self.stored), shown(self.name, self.declared)
+        stored, declared = in_code(self.name, self.stored), in_code(self.name, self.declared)
         return f"{self.name} is {stored} on the server, and {declared} in the code"
 
     def command(self, queue: str) -> str:
@@ -330,9 +330,9 @@ class StoredSettings:
     @classmethod
     def of(cls, values: Iterable[bytes | None]) -> Self:
         """Parse the values of :data:`FIELDS`."""
-        found = zip(FIELDS, values, strict=True)
+        fields = zip(FIELDS, values, strict=True)
         return cls(
-            {name: value.decode(errors="replace") for name, value in found if value is not None}
+            {name: value.decode(errors="replace") for name, value in fields if value is not None}
         )
 
     def public(self) -> QueueSettings:
@@ -349,23 +349,23 @@ class StoredSettings:
         layout = self.fields.get("layout", LAYOUT)
         if layout == LAYOUT:
             return
-        what = (
+        mismatch = (
             f"queue {queue!r} has layout {layout}, and this release of delayq knows layout {LAYOUT}"
         )
         if _number(layout) > int(LAYOUT):
             raise ConfigurationError(
-                f"{what}: a newer release has written it. Upgrade delayq in this process"
+                f"{mismatch}: a newer release has written it. Upgrade delayq in this process"
             )
         raise ConfigurationError(
-            f"{what}: another release has written it. Let that release handle its messages, or use"
-            " another name"
+            f"{mismatch}: another release has written it. Let that release handle its messages,"
+            " or use another name"
         )
 
     def to_declare(self) -> dict[str, str]:
         """Return those that somebody has given."""
         derived = ("layout", "epoch", "renumbering", "moving")
-        given = {name: text for name, text in self.fields.items() if name not in derived}
-        return {**given, "partitions": str(self.partitions)}
+        declared = {name: text for name, text in self.fields.items() if name not in derived}
+        return {**declared, "partitions": str(self.partitions)}
 
     def missing(self, declared: Declared) -> dict[str, str]:
         """Return those of the declared settings of which none is stored."""
@@ -472,7 +472,7 @@ def _number(text: object) -> int:
         return 0
 
 
-def shown(name: str, text: str) -> str:
+def in_code(name: str, text: str) -> str:
     """Return a stored setting as a user would write it in code."""
     if name not in _FIELDS:
         return text

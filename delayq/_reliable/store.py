@@ -72,11 +72,11 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
         Returns:
             As :meth:`configure`.
         """
-        others = chain.from_iterable(
+        further_changes = chain.from_iterable(
             change for change in changes.items() if change[0] != "partitions"
         )
         return _changed(
-            await self.run(scripts.RENUMBER, step, token, changes["partitions"], *others)
+            await self.run(scripts.RENUMBER, step, token, changes["partitions"], *further_changes)
         )
 
     async def vacate(self, epoch: str) -> bool:
@@ -248,7 +248,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
         while is_full:
             reply = await self.run(scripts.LIST_WORKERS, len(workers), PAGE)
             pairs = zip(reply[::2], reply[1::2], strict=True)
-            workers += [worker_of(self.keys.name, until, facts) for until, facts in pairs]
+            workers += [worker_of(self.keys.name, ends_us, facts) for ends_us, facts in pairs]
             is_full = len(reply) == 2 * PAGE
         return [worker for worker in workers if worker is not None]
 
