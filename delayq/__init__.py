@@ -42,6 +42,7 @@ if typing.TYPE_CHECKING:
     from delayq import codecs as codecs
     from delayq import errors as errors
     from delayq import instrumentation as instrumentation
+    from delayq import outbox as outbox
     from delayq import stats as stats
     from delayq import sync as sync
     from delayq import tasks as tasks
@@ -174,6 +175,7 @@ _HOMES = {
     "client": ".",
     "codecs": ".",
     "instrumentation": ".",
+    "outbox": ".",
     "stats": ".",
     "sync": ".",
     "tasks": ".",

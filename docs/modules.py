@@ -24,6 +24,7 @@ ORDER = (
     "admin",
     "worker",
     "sync",
+    "outbox",
     "",
     "tasks",
     "_reliable",

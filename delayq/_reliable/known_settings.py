@@ -68,6 +68,7 @@ class KnownSettings:
 
     Attributes:
         name: The queue's name.
+        store_of: Returns the data of the partition with that number.
         stored: The settings on the server when they were last read.
     """
 
@@ -80,12 +81,13 @@ class KnownSettings:
     ) -> None:
         """Args:
         name: The queue's name.
-        store_of: Returns the data of the partition with that number.
+        store_of: Returns the data of the partition with that number, whether or not the queue has
+            it now.
         background: Runs the task that reads the settings again.
         changed: Called with the settings when they are known, and whenever they have changed.
         """
         self.name: str = name
-        self._store_of = store_of
+        self.store_of: Callable[[int], ReliableStore] = store_of
         self._store = store_of(0)
         self._background = background
         self._changed = changed
@@ -160,7 +162,7 @@ class KnownSettings:
         """
         # Where it cannot be reached, or the user may not, a new queue is the likelier case.
         with suppress(DelayqError):
-            copy = await self._store_of(1).settings()
+            copy = await self.store_of(1).settings()
             copy.check_layout(self.name)
             if copy.is_numbered:
                 _log.warning(
@@ -350,7 +352,7 @@ class KnownSettings:
                 raise outcome
 
     async def _copy_to(self, stored: StoredSettings, partition: int) -> None:
-        store = self._store_of(partition)
+        store = self.store_of(partition)
         try:
             epoch = await store.copy_settings(stored, partition)
             if epoch == stored.epoch or (await self._store.settings()).epoch != stored.epoch:
@@ -371,7 +373,7 @@ class KnownSettings:
         Meanwhile, offers wait. If this client dies, they go on after some seconds, as before.
         """
         token, first = secrets.token_hex(8), self._store
-        other_stores = [self._store_of(number) for number in range(1, stored.partitions)]
+        other_stores = [self.store_of(number) for number in range(1, stored.partitions)]
         try:
             for _ in range(MOST_TRIES):
                 outcome, stored = await first.renumber("hold", token, changes)

@@ -39,7 +39,7 @@ from delayq.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
 
     from delayq._engine.context import Counters, EngineContext
@@ -88,8 +88,8 @@ class Offer(Generic[T]):
     group: str | None = None
 
 
-class OfferOptions(TypedDict, total=False):
-    """The arguments of :meth:`ReliableQueue.offer`, apart from the value."""
+class MessageOptions(TypedDict, total=False):
+    """The options of one message: the fields of :class:`Offer` apart from the value."""
 
     delay: Duration | None
     at: datetime | None
@@ -102,6 +102,11 @@ class OfferOptions(TypedDict, total=False):
     unique_for: Duration | None
     on_duplicate: OnDuplicate
     group: str | None
+
+
+class OfferOptions(MessageOptions, total=False):
+    """The arguments of :meth:`ReliableQueue.offer`, apart from the value."""
+
     durability: str | None
 
 
@@ -325,6 +330,18 @@ _BYTES_PER_CALL = 256 * 1024
 _UNANNOUNCED = -3
 
 
+def chunks(items: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Divide items into those of one call each, in their order. ``sizes`` are in bytes."""
+    start = size = 0
+    for position, item_size in enumerate(sizes):
+        size += item_size
+        if position > start and (size > _BYTES_PER_CALL or position - start == _MESSAGES_PER_CALL):
+            yield items[start:position]
+            start, size = position, item_size
+    if items:
+        yield items[start:]
+
+
 class OfferOutcome(IntEnum):
     """The outcome of offering a message: the replies of ``offer.lua``."""
 
@@ -425,34 +442,35 @@ class PartitionOffers:
             last_number += 1
             return self.request(calls[slot], last_number, messages)
 
-        def results(messages: Sequence[NewMessage], reply: Any) -> Sequence[OfferOutcome]:
-            count = len(messages)
-            if isinstance(reply, int):
-                is_announced = reply != _UNANNOUNCED
-                outcomes = [_OUTCOMES[reply if is_announced else STORED]] * count
-            else:
-                is_announced = len(reply) == count
-                outcomes = [*map(_OUTCOMES.__getitem__, reply[:count])]
-            if not is_announced:
-                # At least this client looks.
-                self._wake()
-                if not self._warned_of_refusal:
-                    self._warned_of_refusal = True
-                    warn_of_refusal(self._store.keys.name)
-            self._counters.offered += outcomes.count(STORED) + outcomes.count(REPLACED)
-            self._report_soon()
-            return outcomes
-
         return Batcher(
             server,
             self._background,
             request=request,
             repeat=partial(self._repeat, server),
-            results=reading(results),
+            results=reading(self.outcomes),
             max_items=_MESSAGES_PER_CALL,
             max_bytes=_BYTES_PER_CALL,
             expires=True,
         )
+
+    def outcomes(self, messages: Sequence[NewMessage], reply: Any) -> Sequence[OfferOutcome]:
+        """Return the outcomes of messages from the reply to their call, and count them."""
+        count = len(messages)
+        if isinstance(reply, int):
+            is_announced = reply != _UNANNOUNCED
+            outcomes = [_OUTCOMES[reply if is_announced else STORED]] * count
+        else:
+            is_announced = len(reply) == count
+            outcomes = [*map(_OUTCOMES.__getitem__, reply[:count])]
+        if not is_announced:
+            # At least this client looks.
+            self._wake()
+            if not self._warned_of_refusal:
+                self._warned_of_refusal = True
+                warn_of_refusal(self._store.keys.name)
+        self._counters.offered += outcomes.count(STORED) + outcomes.count(REPLACED)
+        self._report_soon()
+        return outcomes
 
     def request(self, call: str, number: int, messages: Sequence[NewMessage]) -> Request:
         """Build the call that stores messages.

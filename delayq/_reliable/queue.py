@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.offers import OnDuplicate
     from delayq._reliable.outcomes import MessageHistory
+    from delayq._reliable.relay_port import RelayPort
     from delayq._reliable.replies import State
     from delayq._reliable.settings import QueueSettings, Settings
     from delayq.codecs import Codec
@@ -587,6 +588,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
     def worker_port(self, concurrency: int) -> WorkerPort:
         """Return the part that a worker uses that handles ``concurrency`` messages at a time."""
         return WorkerPort(self._consumer, concurrency)
+
+    def relay_port(self) -> RelayPort:
+        """Return the part that the relay of an outbox uses."""
+        from delayq._reliable.relay_port import RelayPort  # noqa: PLC0415 - few programs need it
+
+        self._check_open()
+        return RelayPort(self._open, self._declaration, self._sender.durability)
 
     async def result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
         """Return the encoded result of a message, as :meth:`result` does; None for no result."""

@@ -51,6 +51,9 @@ class Sender:
     It is submitted in the same step of the event loop, and comes back as :class:`SettingsChanged`
     if the queue has another number of partitions by the time when it would be stored. So no message
     is ever stored where others would not look for it.
+
+    Attributes:
+        durability: How safe messages must be, unless an offer says otherwise.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Sender:
         """
         self._queue = queue
         self._declaration = declaration
-        self._durability = durability
+        self.durability: Durability | None = durability
         self._waits_for_room = waits_for_room
         self._settings = queue.settings
         # The settings under which messages with a generated id are submitted at once, if known.
@@ -114,7 +117,7 @@ class Sender:
         The arguments are those of :meth:`submit`.
         """
         settings = await self._settings_for_offers(durability)
-        if not settings.max_size and self._durability is None:
+        if not settings.max_size and self.durability is None:
             self._direct_settings = settings
         partition, message = self._place(message)
         commits = await self._commits(partition.offers, durability)
@@ -333,7 +336,7 @@ class Sender:
         return queue.opened_partitions[partition], message.with_id(name)
 
     async def _commits(self, offers: PartitionOffers, durability: str | None) -> Commits:
-        level = self._durability if durability is None else durabilities.parse(durability)
+        level = self.durability if durability is None else durabilities.parse(durability)
         if level is None:
             return offers.commits
         with before_a_call():

@@ -150,6 +150,10 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
         """Delete the replies that are kept for repetitions of calls, by their keys."""
         await self.client.command("UNLINK", *calls)
 
+    async def expire_call(self, call: str, within_ms: int) -> None:
+        """Keep the reply of a call for at most ``within_ms`` milliseconds, by its key."""
+        await self.client.command("PEXPIRE", call, within_ms)
+
     # By id
 
     async def cancel(self, ids: Sequence[str | bytes], *, leased: bool = False) -> list[bool]:

@@ -20,6 +20,7 @@ from delayq.cli.demo.command import demo
 from delayq.cli.groups import groups
 from delayq.cli.migrate import migrate
 from delayq.cli.output import CommandFailed, tell
+from delayq.cli.relay import relay
 from delayq.cli.schedules import schedules, unschedule
 from delayq.cli.server import acl, doctor
 from delayq.cli.settings import configure, repartition
@@ -63,6 +64,7 @@ app.command(rich_help_panel=_MANAGE)(queues.purge)
 app.command(rich_help_panel=_MANAGE)(unschedule)
 app.command(rich_help_panel=_MANAGE)(migrate)
 app.command(rich_help_panel=_RUN)(worker)
+app.command(rich_help_panel=_RUN)(relay)
 app.command(rich_help_panel=_RUN)(dashboard)
 app.command(rich_help_panel=_RUN)(acl)
 app.command(rich_help_panel=_RUN)(bench)

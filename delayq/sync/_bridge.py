@@ -41,6 +41,7 @@ _INTERNAL_METHODS = {
     "as_opened",
     "keep_codec",
     "key_sets",
+    "relay_port",
     "result_payload",
     "through",
     "worker_port",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
 from types import FunctionType, GenericAlias
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from delayq._functions import INJECTED, NOTHING, annotation_of, name_of, parameters_of
 from delayq.codecs.json import JsonCodec
@@ -20,10 +20,21 @@ from delayq.errors import BadArguments, ConfigurationError, DecodeError, EncodeE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from delayq._reliable.settings import SettingsOptions
     from delayq.codecs._libraries import LibraryCodec
     from delayq.codecs.protocol import Codec
 
 _JSON = JsonCodec()
+
+
+class CallHome(Protocol):
+    """The tasks of a queue, as far as a call has to know them."""
+
+    name: str
+    settings: SettingsOptions
+
+    @property
+    def codec(self) -> Codec[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -35,10 +46,17 @@ class Call:
     Attributes:
         task: The task's name.
         arguments: The arguments by name, without those that were left out.
+        home: The tasks among which it is, if it is from :meth:`Task.to_offer`, whose outbox has to
+            know their queue.
     """
 
     task: str
     arguments: Mapping[str, Any] = field(repr=False)
+    home: CallHome | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks have functions, which another process may not find.
+        return {**vars(self), "home": None}
 
 
 class _Reader(NamedTuple):

@@ -153,7 +153,8 @@ class BoundTask(Generic[P]):
 
         if "durability" in self._options:
             raise BadInput("durability is not an option of a single call: pass it to offer_many()")
-        return Offer(Call(self.name, self.arguments.bind(args, kwargs)), **self._options)
+        call = Call(self.name, self.arguments.bind(args, kwargs), self._tasks)
+        return Offer(call, **self._options)
 
 
 class Task(BoundTask[P], Generic[P, R_co]):

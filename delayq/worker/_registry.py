@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._functions import is_async, is_kind, name_of, show
 from delayq._reliable.message import Message
@@ -19,10 +19,28 @@ from delayq.worker._listeners import Listener, ListenerSettings, check_on_error,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from contextlib import AbstractAsyncContextManager
 
+    from delayq.client import Client
     from delayq.tasks import Task, Tasks
     from delayq.worker._handling import Middleware
     from delayq.worker._injection import Dependency
+
+E_contra = TypeVar("E_contra", contravariant=True)
+
+
+class AnyRelay(Protocol):
+    """A relay: see :class:`delayq.outbox.Relay`, which this module does not import."""
+
+    def running(self, client: Client, /) -> AbstractAsyncContextManager[object]: ...
+
+    async def drain(self, client: Client, /) -> object: ...
+
+
+class AnyOutbox(Protocol[E_contra]):
+    """An outbox, with an engine of its kind."""
+
+    def relay(self, engine: E_contra, /, *, durability: str | None = None) -> AnyRelay: ...
 
 
 @dataclass(frozen=True)
@@ -115,6 +133,7 @@ class Registry:
         included: The tasks, by queue.
         dependencies: How dependencies are made, by type.
         middleware: The functions around each handler, outermost first.
+        relays: The relays of outboxes.
     """
 
     built_in: frozenset[type[Any]]
@@ -122,6 +141,7 @@ class Registry:
     included: dict[str, IncludedTasks] = field(default_factory=dict)
     dependencies: dict[Any, Dependency] = field(default_factory=dict)
     middleware: list[Middleware] = field(default_factory=list)
+    relays: list[AnyRelay] = field(default_factory=list)
 
     @property
     def queues(self) -> list[str]:
@@ -133,12 +153,16 @@ class Registry:
         """The types that parameters may have."""
         return {*self.built_in, *self.dependencies}
 
-    def declared_settings(self) -> dict[str, dict[str, str]]:
-        """Return what is declared for each queue, as :meth:`Worker.declared_settings`."""
+    def settings(self) -> dict[str, Settings]:
+        """Return the settings that are given for each queue."""
         settings = {name: listener.settings.settings for name, listener in self.listeners.items()}
         for name, included in self.included.items():
             settings[name] = Settings(**included.settings())
-        return {name: declared.declared() for name, declared in settings.items()}
+        return settings
+
+    def declared_settings(self) -> dict[str, dict[str, str]]:
+        """Return what is declared for each queue, as :meth:`Worker.declared_settings`."""
+        return {name: settings.declared() for name, settings in self.settings().items()}
 
     def add_listener(self, settings: ListenerSettings, handler: Callable[..., Any]) -> None:
         """Register a handler, as :meth:`Worker.listener`."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
-from delayq.errors import ConfigurationError, DelayqError
+from delayq.errors import ConfigurationError, DelayqError, ServerError
 from delayq.worker._batches import BatchHandling
 from delayq.worker._handling import Handling, TaskHandling
 from delayq.worker._injection import Scope
@@ -74,6 +74,19 @@ class Run:
         for kind in [kind for kind, dependency in dependencies.items() if dependency.once]:
             await scope.get(kind)
 
+    async def start_relays(self, *, burst: bool) -> None:
+        """Start the relays. A burst begins when what is in their outboxes is relayed."""
+        if self._registry.relays:
+            # A relay would store them in one partition if they are new.
+            for name, settings in self._registry.settings().items():
+                queue = self._client.reliable_queue(name, **settings.options)
+                with suppress(ServerError):
+                    await queue.relay_port().partitions()
+        for relay in self._registry.relays:
+            if burst:
+                await relay.drain(self._client)
+            await self._stack.enter_async_context(relay.running(self._client))
+
     async def work(self, *, burst: bool, started: Callable[[], object] | None) -> None:
         """Handle messages until the stop, then wait for running handlers, and cancel the others."""
         pool = self._open_pool(burst=burst)
@@ -82,9 +95,12 @@ class Run:
             pool.start()
             if started is not None:
                 started()
+            if burst and not self._registry.queues:
+                self._stop.request(None)
             _log.info(
                 "the worker handles %s, up to %d messages at a time",
-                ", ".join(f"queue {name!r}" for name in self._registry.queues),
+                ", ".join(f"queue {name!r}" for name in self._registry.queues)
+                or "nothing but outboxes",
                 self._concurrency,
             )
             await stop.requested.wait()

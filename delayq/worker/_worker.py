@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from delayq.tasks import Tasks
     from delayq.worker._handling import CallNext
     from delayq.worker._listeners import OnError
+    from delayq.worker._registry import AnyOutbox
 
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Callable[[Message[Any], CallNext], Awaitable[None]]")
+E = TypeVar("E")
 
 
 class Worker:
@@ -261,6 +263,25 @@ class Worker:
 
         return register if function is None else register(function)
 
+    def relay(self, outbox: AnyOutbox[E], engine: E, *, durability: str | None = None) -> None:
+        """Store the messages of an outbox in their queues, for as long as the worker runs.
+
+        Several workers may relay one outbox. A burst begins with the rows that are there. A worker
+        may have nothing else to do.
+
+        Args:
+            outbox: A :class:`delayq.outbox.Outbox`.
+            engine: Its database: an ``Engine`` or ``AsyncEngine`` of SQLAlchemy.
+            durability: How safe messages must be before their rows are deleted, as for
+                :meth:`delayq.ReliableQueue.offer`.
+
+        Raises:
+            ConfigurationError: The database is neither PostgreSQL nor SQLite.
+            BadInput: ``durability`` is invalid.
+        """
+        self._check_idle()
+        self._registry.relays.append(outbox.relay(engine, durability=durability))
+
     def middleware(self, function: M) -> M:
         """Register a coroutine function that runs around every handler.
 
@@ -310,8 +331,8 @@ class Worker:
             lifespan: An additional lifespan for this run, around the worker's own.
 
         Raises:
-            ConfigurationError: There is no listener, the worker is running already, or a queue is
-                open here with other settings.
+            ConfigurationError: There is no listener, the worker is running already, a queue is open
+                here with other settings, or an outbox cannot be read.
             ServerUnavailable, ServerRefused: The client could not be opened. Once it is open, the
                 worker waits for the server; a burst raises ServerRefused if it goes on refusing.
             Closed: The client was closed in the meantime.
@@ -387,7 +408,7 @@ class Worker:
 
     def _begin(self) -> Stop:
         self._check_idle()
-        if not self.queues:
+        if not self.queues and not self._registry.relays:
             raise ConfigurationError("the worker has no listener and no tasks")
         self._stop = Stop(self._shutdown_timeout)
         return self._stop
@@ -424,6 +445,7 @@ class Worker:
                     instances={Client: client, Worker: self},
                 )
                 await run.make_dependencies()
+                await run.start_relays(burst=burst)
                 with stop.working():
                     await run.work(burst=burst, started=started)
         finally:

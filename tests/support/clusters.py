@@ -244,7 +244,7 @@ sentinel parallel-syncs shop 2
         configuration = self.directory / "sentinel.conf"
         if not configuration.exists():
             configuration.write_text(self._settings)
-        return self._tied([str(self.kind.binary), "sentinel.conf", "--sentinel"])
+        return self.tied([str(self.kind.binary), "sentinel.conf", "--sentinel"])
 
 
 class Watched(_Several):

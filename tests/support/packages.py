@@ -51,7 +51,8 @@ import delayq
 from delayq._redisson.store import OFFER
 
 needing = (
-    "delayq.cli", "delayq.integrations", "delayq.testing.pytest_plugin", "delayq._dashboard."
+    "delayq.cli", "delayq.integrations", "delayq.testing.pytest_plugin", "delayq._dashboard.",
+    "delayq.outbox._outbox", "delayq.outbox._table",
 )
 for module in pkgutil.walk_packages(delayq.__path__, "delayq."):
     if not module.name.startswith(needing) and module.name != "delayq.__main__":

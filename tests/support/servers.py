@@ -263,10 +263,11 @@ class PrivateServer:
         command += ["--appendonly", "yes" if self._appendonly else "no"]
         if self._appendonly:
             command += ["--appendfsync", self._appendonly]
-        return self._tied([*command, *self._options])
+        return self.tied([*command, *self._options])
 
     @staticmethod
-    def _tied(command: list[str]) -> list[str]:
+    def tied(command: list[str]) -> list[str]:
+        """Return a command whose process ends with this one."""
         # The kernel ties a child to the *thread* that started it, so only children of the main
         # thread are tied; the others are killed at exit.
         if sys.platform == "linux" and threading.current_thread() is threading.main_thread():

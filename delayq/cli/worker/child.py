@@ -62,11 +62,17 @@ def require_no_server(worker: delayq.Worker, reference: str) -> None:
 
 def import_worker(reference: str) -> delayq.Worker:
     """Import the worker that ``module:attribute`` names. Raises CommandFailed."""
+    member = import_attribute(reference, "app.jobs:worker")
+    if not isinstance(member, delayq.Worker):
+        raise CommandFailed(f"{reference} is a {type(member).__name__}, not a delayq.Worker")
+    return member
+
+
+def import_attribute(reference: str, example: str) -> object:
+    """Import what ``module:attribute`` names, as the example does. Raises CommandFailed."""
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
-        raise CommandFailed(
-            f"{reference!r} is not of the form module:attribute, such as app.jobs:worker"
-        )
+        raise CommandFailed(f"{reference!r} is not of the form module:attribute, such as {example}")
     try:
         member: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -86,9 +92,15 @@ def import_worker(reference: str) -> delayq.Worker:
             member = getattr(member, name)
         except AttributeError:
             raise CommandFailed(f"module {module_name!r} has no attribute {attribute!r}") from None
-    if not isinstance(member, delayq.Worker):
-        raise CommandFailed(f"{reference} is a {type(member).__name__}, not a delayq.Worker")
-    return member
+    found: object = member
+    return found
+
+
+def log_to_stderr() -> None:
+    """Print what is logged, from INFO on, for people."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogLines("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def main() -> int:
@@ -104,9 +116,7 @@ def main() -> int:
     # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
     parent = _Report(options.report)
-    handler = logging.StreamHandler()
-    handler.setFormatter(_LogLines("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log_to_stderr()
     try:
         worker = find(options.where, url=options.url)
         asyncio.run(

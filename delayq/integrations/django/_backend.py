@@ -12,8 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.tasks.base import Task, TaskResult, TaskResultStatus
 from django.tasks.exceptions import InvalidTask
 from django.tasks.signals import task_enqueued
@@ -21,11 +23,12 @@ from django.utils import timezone
 from django.utils.json import normalize_json
 
 from delayq import sync
-from delayq._durations import seconds
+from delayq._durations import check_flag, seconds
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import Settings, SettingsOptions
 from delayq.client import URL_VARIABLE, connect
 from delayq.errors import BadInput, BadName, ConfigurationError
+from delayq.integrations.django import _outbox as outbox
 from delayq.integrations.django._results import result_of
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ _HINT = "An address is, for example, redis://127.0.0.1:6379/0"
 _USUAL = 4
 
 _SETTINGS = frozenset(SettingsOptions.__annotations__)
-_OPTIONS = _SETTINGS | {"url", "prefix", "timeout"}
+_OPTIONS = _SETTINGS | {"url", "prefix", "timeout", "OUTBOX"}
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,14 @@ class Options:
         prefix: Put in front of the names of queues.
         timeout: How long a task may run; None for no limit.
         settings: The settings of the queues.
+        outbox: Whether tasks are written to the default database, in the transaction of the caller.
     """
 
     url: str | None = None
     prefix: str = ""
     timeout: Duration | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    outbox: bool = False
 
     @classmethod
     def of(cls, options: object) -> Options:
@@ -84,7 +89,8 @@ class Options:
         if not isinstance(options, dict):
             raise BadInput(f"OPTIONS must be a dict, not {options!r}")
         if unknown := sorted(str(name) for name in options if name not in _OPTIONS):
-            raise BadInput(f"there is no option {unknown[0]!r}, only {', '.join(sorted(_OPTIONS))}")
+            names = ", ".join(sorted(_OPTIONS, key=str.lower))
+            raise BadInput(f"there is no option {unknown[0]!r}, only {names}")
         url, prefix, timeout = options.get("url"), options.get("prefix", ""), options.get("timeout")
         for name, value in (("url", url or ""), ("prefix", prefix)):
             if not isinstance(value, str):
@@ -93,7 +99,9 @@ class Options:
             raise BadInput("timeout must be more than 0")
         settings = {name: value for name, value in options.items() if name in _SETTINGS}
         Settings(**settings).check()
-        return cls(url or None, prefix, timeout, settings)
+        outbox = options.get("OUTBOX", False)
+        check_flag(outbox, "OUTBOX")
+        return cls(url or None, prefix, timeout, settings, outbox)
 
     def of_listener(self) -> dict[str, Any]:
         """Return the settings that a worker has a use for."""
@@ -218,7 +226,7 @@ class DelayqBackend(BaseTaskBackend):
         super().validate_task(task)  # type: ignore[misc]
 
     def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
-        """Store a task in its queue.
+        """Store a task in its queue; with the option ``OUTBOX``, write it to the default database.
 
         Returns:
             The result, whose id is that of the message.
@@ -230,8 +238,11 @@ class DelayqBackend(BaseTaskBackend):
             DelayqError: As for :meth:`delayq.ReliableQueue.offer`.
         """
         value, options = self._message(task, args, kwargs)
-        shared = self._shared
-        id = shared.client.run(self._offer, shared, task.queue_name, value, options)  # noqa: A001
+        if self.delayq_options.outbox:
+            id = self._write(task.queue_name, value, options)  # noqa: A001
+        else:
+            shared = self._shared
+            id = shared.client.run(self._offer, shared, task.queue_name, value, options)  # noqa: A001
         result = self._result(task, id, value)
         # The task is stored: an error of a receiver must not make the caller enqueue it again.
         task_enqueued.send_robust(type(self), task_result=result)
@@ -242,9 +253,12 @@ class DelayqBackend(BaseTaskBackend):
     ) -> TaskResult:
         """Store a task in its queue, as :meth:`enqueue` does."""
         value, options = self._message(task, args, kwargs)
-        shared = self._shared
-        offer = shared.client.arun(self._offer, shared, task.queue_name, value, options)
-        id = await offer  # noqa: A001
+        if self.delayq_options.outbox:
+            id = await sync_to_async(self._write)(task.queue_name, value, options)  # noqa: A001
+        else:
+            shared = self._shared
+            offer = shared.client.arun(self._offer, shared, task.queue_name, value, options)
+            id = await offer  # noqa: A001
         result = self._result(task, id, value)
         await task_enqueued.asend_robust(type(self), task_result=result)
         return result
@@ -291,6 +305,8 @@ class DelayqBackend(BaseTaskBackend):
                 connect(address)
             except ConfigurationError as error:
                 messages.append(checks.Error(f"{subject}: {error}", hint=_HINT, id="delayq.E002"))
+        if options.outbox:
+            messages += self._check_outbox(subject)
         if isinstance(self._queues_given, str):
             text = f"{subject}['QUEUES'] must be a list of names, not a str"
             return [*messages, checks.Error(text, id="delayq.E003")]
@@ -301,6 +317,18 @@ class DelayqBackend(BaseTaskBackend):
                 text = f"{subject}['QUEUES']: {name!r} cannot be a queue: {error}"
                 messages.append(checks.Error(text, id="delayq.E003"))
         return messages
+
+    def _check_outbox(self, subject: str) -> list[checks.CheckMessage]:
+        vendor = connections[DEFAULT_DB_ALIAS].vendor
+        if vendor not in outbox.VENDORS:
+            text = (
+                f"{subject}: an outbox can be in PostgreSQL or SQLite, but the database is {vendor}"
+            )
+            return [checks.Error(text, id="delayq.E004")]
+        if not apps.is_installed("delayq.integrations.django"):
+            text = f"{subject}: OUTBOX needs 'delayq.integrations.django' in INSTALLED_APPS"
+            return [checks.Error(text, id="delayq.E005")]
+        return []
 
     def _message(
         self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -352,6 +380,11 @@ class DelayqBackend(BaseTaskBackend):
         options: Mapping[str, Any],
     ) -> str:
         return await self._queue(client, shared, queue_name).offer(value, **options)
+
+    def _write(self, queue_name: str, value: object, options: Mapping[str, Any]) -> str:
+        """Write a task into the outbox, and return the message's id."""
+        queue = self.message_queue(queue_name)
+        return outbox.write(self.alias, queue, value, options, self.delayq_options.settings)
 
     def _check_results(self) -> None:
         if not self.supports_get_result:

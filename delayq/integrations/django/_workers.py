@@ -22,6 +22,7 @@ from django.utils.json import normalize_json
 from delayq._reliable.failures import Reject, Snooze, instruction_of
 from delayq._reliable.message import Message  # noqa: TC001 - the worker reads the annotation
 from delayq.integrations.django._backend import DelayqBackend
+from delayq.integrations.django._outbox import DjangoOutbox
 from delayq.integrations.django._results import UNKNOWN_WORKER, local_moment, read_call, to_keep
 from delayq.worker import Worker
 
@@ -88,6 +89,9 @@ def new_worker(
             backend.message_queue(name), timeout=options.timeout, **options.of_listener()
         )
         listen(runner(backend, name))
+    if options.outbox:
+        durability = options.settings.get("durability")
+        worker.relay(DjangoOutbox(alias), None, durability=durability)
     return worker
 
 

@@ -11,6 +11,13 @@ DATABASES = {
         "NAME": os.environ.get("TEST_DATABASE", ":memory:"),
     }
 }
+if directory := os.environ.get("TEST_POSTGRES"):
+    DATABASES["default"] = {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": "postgres",
+        "USER": "postgres",
+        "HOST": directory,
+    }
 BACKEND = "delayq.integrations.django.DelayqBackend"
 TASKS = {
     "default": {
