@@ -1,14 +1,15 @@
 """The format in which a reliable queue stores a message under its id, and in which messages travel
 to the server. Pure.
 
-A body is ``enqueued+delay``, limits, a space and headers, a newline, then the payload. The first
-field is the time of the offer by the server's clock, written by ``offer.lua``: 16 digits of
-microseconds, and further ones that count quarters of a microsecond, by which the messages of one
-call differ, or those that were offered for one moment. The delay is in microseconds, such as
-``36e8`` for an hour; 0 is left out. The limits are ``x`` and the number of attempts, ``t`` and how
-long a handler may take, in microseconds, then ``g`` and the message's group, quoted as in a URL;
-each is left out unless the message has its own. The headers are JSON on one line, or left out with
-the space. The payload is as the codec made it.
+A body is ``enqueued+delay``, limits, a space and headers, a newline, its followers, then the
+payload. The first field is the time of the offer by the server's clock, written by ``offer.lua``:
+16 digits of microseconds, and further ones that count quarters of a microsecond, by which the
+messages of one call differ, or those that were offered for one moment. The delay is in
+microseconds, such as ``36e8`` for an hour; 0 is left out. The limits are ``x`` and the number of
+attempts, ``t`` and how long a handler may take, in microseconds, ``f`` and the bytes that its
+followers take, then ``g`` and the message's group, quoted as in a URL; each is left out unless the
+message has its own. The headers are JSON on one line, or left out with the space. The followers are
+as :func:`pack` builds them, and the payload is as the codec made it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 
 # The most digits of a time, and the most characters of a delay, in a plain body.
@@ -28,9 +29,12 @@ _TIME_DIGITS, _DELAY_DIGITS = 25, 20
 # A number with more digits is not a time, and takes a long time to parse.
 _TIMES = re.compile(
     rb"([0-9]{1,16})([0-9]{0,9})(?:\+([0-9]{1,20})(?:e(1?[0-9]))?)?"
-    rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?(?:g([^ \n]{1,1536}))?[ \n]"
+    rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?(?:f([0-9]{1,9}))?(?:g([^ \n]{1,1536}))?[ \n]"
 )
-_GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?g([^ \n]+)")
+_GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?(?:f[0-9]+)?g([^ \n]+)")
+# A follower, up to its content: the lengths of its id and of its content, the id, and its options.
+_LENGTHS = re.compile(rb"([0-9]{1,4}):([0-9]{1,9}):")
+_OPTIONS = re.compile(rb"([0-9]) (@?[0-9e]{1,20}) ([0-9]{1,20}) ([0-9]{1,20}) ([a-z]+) ")
 
 
 class _PlainFields(NamedTuple):
@@ -49,13 +53,14 @@ class PlainMessage(_PlainFields):
         id: The message's id; empty until the message is sent.
         when: The delay, as :func:`brief` writes it.
         content: Headers and payload, as :func:`content` builds them.
-        id_generated: As in :class:`OptionsMessage`, like ``group``.
+        id_generated: As in :class:`OptionsMessage`, like ``group`` and ``homes``.
     """
 
     __slots__ = ()
 
     id_generated: bool = True
     group: str | None = None
+    homes: tuple[str, ...] = ()
 
     def with_id(self, id: str) -> PlainMessage:  # noqa: A002
         """Return the message with this id."""
@@ -92,6 +97,8 @@ class OptionsMessage(NamedTuple):
         content: As in :class:`PlainMessage`, with the message's own limits.
         id_generated: Whether delayq generates the id.
         group: The message's group, if it has one.
+        homes: The groups of its followers, and the ids of those without one: all of them lie in its
+            partition.
     """
 
     id: str
@@ -103,10 +110,17 @@ class OptionsMessage(NamedTuple):
     content: bytes
     id_generated: bool
     group: str | None
+    homes: tuple[str, ...] = ()
 
     def with_id(self, id: str) -> OptionsMessage:  # noqa: A002
         """Return the message with this id."""
         return self._replace(id=id)
+
+    @property
+    def home_names(self) -> tuple[str, ...]:
+        """The names whose partition the message and its followers lie in."""
+        name = self.group or self.id
+        return (name, *self.homes) if name else self.homes
 
     @property
     def arguments(self) -> tuple[str | bytes | int, ...]:
@@ -130,6 +144,7 @@ class Body(NamedTuple):
         max_attempts: The message's own limit of attempts, if it has one.
         timeout_us: How long a handler may take, in microseconds, if the message says so.
         group: The message's group, if it has one.
+        followers: The messages that its acknowledgement stores, in order.
     """
 
     enqueued_us: int
@@ -138,6 +153,7 @@ class Body(NamedTuple):
     max_attempts: int | None
     timeout_us: int | None
     group: str | None = None
+    followers: tuple[OptionsMessage, ...] = ()
 
     def __repr__(self) -> str:
         # Headers and payloads may be private, and tracebacks are logged.
@@ -161,16 +177,19 @@ def content(
     max_attempts: int | None = None,
     timeout_us: int | None = None,
     group: str | None = None,
+    followers: bytes = b"",
 ) -> bytes:
     """Return the part of a body that the client sends: everything but the times."""
     limits = b"" if max_attempts is None else b"x%d" % max_attempts
     if timeout_us is not None:
         limits += b"t%d" % timeout_us
+    if followers:
+        limits += b"f%d" % len(followers)
     if group is not None:
         limits += b"g" + quote(group, safe="").encode()
     # ASCII without newlines, because the first newline ends the headers.
     line = b" " + json.dumps(dict(headers), separators=(",", ":")).encode() if headers else b""
-    return limits + line + b"\n" + payload
+    return limits + line + b"\n" + followers + payload
 
 
 def group_in(content: bytes) -> str | None:
@@ -192,14 +211,61 @@ def parse(body: bytes) -> Body:
     if times is None:
         raise ValueError("the body has no time")
     headers = line[times.end() :]
+    size = int(times[7] or 0)
+    if size > len(payload):
+        raise ValueError("the body ends within its followers")
     return Body(
         int(times[1]),
         _object(headers) if headers else {},
-        payload,
+        payload[size:],
         None if times[5] is None else int(times[5]),
         None if times[6] is None else int(times[6]),
-        None if times[7] is None else unquote(times[7].decode(errors="replace")),
+        None if times[8] is None else unquote(times[8].decode(errors="replace")),
+        tuple(unpack(payload[:size])) if size else (),
     )
+
+
+def pack(followers: Iterable[OptionsMessage]) -> bytes:
+    """Return the form in which followers travel and are stored: see ``include/follow.lua``."""
+    packed: list[bytes] = []
+    for follower in followers:
+        name, content = follower.id.encode(), follower.content
+        options = " ".join(map(str, follower[1:6]))
+        packed.append(b"%d:%d:%b%b %b" % (len(name), len(content), name, options.encode(), content))
+    return b"".join(packed)
+
+
+def unpack(packed: bytes) -> list[OptionsMessage]:
+    """Return the followers that :func:`pack` has packed.
+
+    Raises:
+        ValueError: The text is damaged.
+    """
+    followers: list[OptionsMessage] = []
+    at = 0
+    while at < len(packed):
+        lengths = _LENGTHS.match(packed, at)
+        options = lengths and _OPTIONS.match(packed, lengths.end() + int(lengths[1]))
+        if not lengths or not options or options.end() + int(lengths[2]) > len(packed):
+            raise ValueError("a follower cannot be read")
+        name = packed[lengths.end() : options.start()].decode()
+        at = options.end() + int(lengths[2])
+        text = packed[options.end() : at]
+        when = options[2].decode()
+        followers.append(
+            OptionsMessage(
+                name,
+                int(options[1]),
+                when,
+                ttl_us=int(options[3]),
+                unique_us=int(options[4]),
+                on_duplicate=options[5].decode(),
+                content=text,
+                id_generated=not name,
+                group=group_in(text),
+            )
+        )
+    return followers
 
 
 def due_us(body: bytes) -> int | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delayq._redis.scripts import Request
+from delayq._reliable.bodies import pack
 from delayq._reliable.outcomes import attempt_of, offered_of
 from delayq._reliable.replies import ClaimReply, Extended
 from delayq._reliable.scripts import (
     ACK,
+    ACK_THEN,
     BURY,
     CLAIM,
     EXTEND,
@@ -103,16 +105,19 @@ class ClaimStore(Store):
         """
         args: list[Part] = [_count_by_token(claims)]
         for claim in claims:
-            payload = getattr(claim, "result", None)
-            args += (
-                claim.id,
-                offered_of(claim.body),
-                # It was tried before, or redriven.
-                int(claim.attempt > 1 or claim.known_due_us is not None),
-                attempt_of(claim),
-                b"" if payload is None else b"=" + payload,
-            )
+            args += _end_of(claim)
         return Request(FINISH, self.keys.of_script(FINISH), args)
+
+    def ack_then_request(self, claims: Sequence[Claim]) -> Request:
+        """Build the call that deletes handled messages as :meth:`finish_request` does, and stores
+        those that follow from them.
+
+        The reply is as for :meth:`ack_request`.
+        """
+        args: list[Part] = [_count_by_token(claims)]
+        for claim in claims:
+            args += (*_end_of(claim), pack(getattr(claim, "followers", ())))
+        return Request(ACK_THEN, self.keys.of_script(ACK_THEN), args)
 
     def nack_request(
         self, claim: Claim, delay_us: int, error: str, *, counts: bool = True, attempt: bytes = b""
@@ -155,6 +160,19 @@ class ClaimStore(Store):
         reply = await self.run(EXTEND, lease_us, int(alone), _count_by_token(claims), *ids)
         now_us, *are_ours = reply
         return Extended(now_us, [bool(is_ours) for is_ours in are_ours])
+
+
+def _end_of(claim: Claim) -> tuple[Part, ...]:
+    """Return the arguments of ``finish.lua`` for a message that has been handled."""
+    payload = getattr(claim, "result", None)
+    return (
+        claim.id,
+        offered_of(claim.body),
+        # It was tried before, or redriven.
+        int(claim.attempt > 1 or claim.known_due_us is not None),
+        attempt_of(claim),
+        b"" if payload is None else b"=" + payload,
+    )
 
 
 def _count_by_token(claims: Sequence[Claim]) -> bytes:

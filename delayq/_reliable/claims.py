@@ -320,7 +320,11 @@ class Claims:
 
 
 class ClaimAcknowledger(Acknowledger[Claim]):
-    """Ends and extends the leases of one partition's messages."""
+    """Ends and extends the leases of one partition's messages.
+
+    Attributes:
+        following: Number of claims to be acknowledged with messages that follow from them.
+    """
 
     def __init__(
         self,
@@ -336,6 +340,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         self._suspects = services.suspects
         self._background = services.background
         self._closed = False
+        self.following: int = 0
         # Cancelled messages whose handlers outlive their blocks, and those whose slots are to be
         # freed.
         self._outlived: Counter[Claim] = Counter()
@@ -454,6 +459,9 @@ class ClaimAcknowledger(Acknowledger[Claim]):
     def _ack_request(self, claims: Sequence[Claim], slot: int) -> Request:
         del slot
         self._suspects.finish(claims)
+        if self.following and (leading := sum(hasattr(claim, "followers") for claim in claims)):
+            self.following -= leading
+            return self._store.ack_then_request(claims)
         if self._settings.stored.keep_us:
             return self._store.finish_request(claims)
         return self._store.ack_request(claims)

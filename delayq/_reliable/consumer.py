@@ -13,7 +13,8 @@ from delayq._engine.reader import Reader
 from delayq._generics import T
 from delayq._reliable.failures import RetryRules
 from delayq._reliable.ids import is_occurrence
-from delayq._reliable.message import Message, MessageContext
+from delayq._reliable.message import Message
+from delayq._reliable.partition import MessageContext
 from delayq._reliable.replies import Claim
 from delayq.errors import Closed
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.caller_queue import Numbered
     from delayq._reliable.known_settings import Declaration
+    from delayq._reliable.offers import OfferEncoder
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import StoredMessage
@@ -46,7 +48,7 @@ class Consumer(Generic[M]):
         codec: Decodes the values.
         policy: The settings that go with each claim.
         backoff: Decides when a failed message is retried.
-        encode_result: Encodes the result of a handler.
+        encoder: Encodes the results of handlers, and the messages that follow.
         check_open: Raises an error if the queue is closed, or used in another event loop.
     """
 
@@ -57,7 +59,7 @@ class Consumer(Generic[M]):
         codec: Codec[Any],
         policy: Policy,
         backoff: Backoff,
-        encode_result: Callable[[object], bytes],
+        encoder: OfferEncoder[Any],
         check_open: Callable[[], None],
         message_type: Callable[..., M],
     ) -> None:
@@ -66,7 +68,7 @@ class Consumer(Generic[M]):
         self.codec: Codec[Any] = codec
         self.policy: Policy = policy
         self.backoff: Backoff = backoff
-        self.encode_result: Callable[[object], bytes] = encode_result
+        self.encoder: OfferEncoder[Any] = encoder
         self.check_open: Callable[[], None] = check_open
         self._message_type = message_type
         self._hooks = queue.services.hooks
@@ -212,7 +214,7 @@ class Consumer(Generic[M]):
                 queue.notifications.cancelled,
                 self._hooks,
                 queue.reports,
-                self.encode_result,
+                self.encoder,
             )
         return self._contexts[number]
 
@@ -345,7 +347,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
             handle.codec,
             handle.policy,
             handle.backoff,
-            handle.encode_result,
+            handle.encoder,
             handle.check_open,
             WorkerMessage,
         )

@@ -6,6 +6,7 @@ A generated id has twelve characters, sorted by the time when it was generated.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
@@ -81,6 +82,18 @@ def new_id_in(partition: int, partitions: int) -> str:
         beginning, _ = new_block()
         if endings := endings_in(beginning, partition, partitions):
             return beginning + endings[0]
+
+
+def follower_id(predecessor: bytes, number: int, partition: int, partitions: int) -> str:
+    """Return the id of the ``number``-th message that follows from another one: the same whenever
+    the other one is acknowledged, and in its partition.
+    """
+    digest = hashlib.sha256(b"%d:%b" % (number, predecessor)).digest()
+    while True:
+        beginning = "".join(ENDINGS[byte << 4 | digest[-1] >> 4] for byte in digest[:5])
+        if endings := endings_in(beginning, partition, partitions):
+            return beginning + endings[digest[5] % len(endings)]
+        digest = hashlib.sha256(digest).digest()
 
 
 def _reserve(now_ns: int) -> tuple[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
@@ -17,7 +16,6 @@ from delayq._reliable.bodies import parse, plain_payload
 from delayq._reliable.failures import (
     Reject,
     RetryAfter,
-    RetryRules,
     Snooze,
     instruction_of,
     is_instruction,
@@ -29,60 +27,20 @@ from delayq.codecs.protocol import decode_error
 from delayq.errors import Closed, DecodeError, LeaseLost, MessageCancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Iterable
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
-    from delayq._engine.lease_keeper import LeaseKeeper
     from delayq._engine.leases import Batch
-    from delayq._reliable.bodies import Body
-    from delayq._reliable.claims import ClaimAcknowledger
-    from delayq._reliable.partition import Partition
+    from delayq._reliable.bodies import Body, OptionsMessage
+    from delayq._reliable.offers import Offer
+    from delayq._reliable.partition import MessageContext
     from delayq._reliable.replies import Claim, State
-    from delayq._reliable.reports import Reports
-    from delayq.codecs import Codec
-    from delayq.instrumentation import Hooks, Observation
+    from delayq.instrumentation import Observation
 
 # The bytes of a result that take the place of a message in a call: so it has a megabyte at most.
 _RESULT_UNIT = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class MessageContext(Generic[T]):
-    """The properties that all messages share that one handle takes from one partition.
-
-    Attributes:
-        codec: Decodes their values.
-        partition: The partition they come from.
-        acknowledger: Acknowledges them.
-        retry_rules: Decides what becomes of them after a failed attempt.
-        keeper: Renews their leases.
-        loop: The client's event loop.
-        cancelled: As in :class:`MessageNotifications`.
-        hooks: The observers to notify.
-        reports: Measures how late messages are, and how long handlers take.
-        encode_result: Encodes the result of a handler.
-        variants: The contexts that differ from this one in their retry rules, by these.
-    """
-
-    codec: Codec[T]
-    partition: Partition
-    acknowledger: ClaimAcknowledger
-    retry_rules: RetryRules
-    keeper: LeaseKeeper[Claim]
-    loop: asyncio.AbstractEventLoop
-    cancelled: Mapping[tuple[bytes, bytes], None]
-    hooks: Hooks
-    reports: Reports
-    encode_result: Callable[[object], bytes]
-    variants: dict[RetryRules, MessageContext[T]] = field(default_factory=dict, compare=False)
-
-    def with_rules(self, rules: RetryRules) -> MessageContext[T]:
-        """Return this context with other retry rules."""
-        if rules not in self.variants:
-            self.variants[rules] = replace(self, retry_rules=rules)
-        return self.variants[rules]
 
 
 class Message(Generic[T]):
@@ -252,7 +210,34 @@ class Message(Generic[T]):
         """
         return None if self._error is None else unpack_error(self._error)[1]
 
-    async def ack(self, result: object = None) -> None:
+    def then(self, offer: Offer[Any]) -> None:
+        """Have the acknowledgement of this message store another one: both happen, or neither.
+
+        In an ``async with`` block, that is when the block ends normally; if the message is retried
+        or dies instead, nothing is stored. The other message inherits group, priority and headers,
+        unless it has its own, and its delay counts from the acknowledgement. Without an id of its
+        own it gets one that is derived from this message's, so that it is stored once, whatever is
+        repeated; if a message has its id by then, it is not stored.
+
+        Args:
+            offer: The message to store. Call this again for further ones, up to 100.
+
+        Raises:
+            BadInput: The offer is not valid, or its message would lie in another partition, because
+                of its id or group.
+            BadDelay, EncodeError, PayloadTooLarge: As for :meth:`ReliableQueue.offer`. All
+                followers together may take as many bytes as one payload.
+            LeaseLost: The message is not yours any more.
+        """
+        self._require_lease()
+        context, claim = self._context, self._claim
+        follower = context.encoder.follower(offer, self)
+        context.partition.check_home(follower)
+        followers = [*self._followers(), follower]
+        context.encoder.packed(followers)
+        claim.followers = context.partition.with_ids(claim.id, followers)  # type: ignore[misc]  # a slot of its base
+
+    async def ack(self, result: object = None, *, then: Iterable[Offer[Any]] = ()) -> None:
         """Acknowledge the message: it has been handled, and is deleted.
 
         Concurrent calls share a round trip.
@@ -260,8 +245,10 @@ class Message(Generic[T]):
         Args:
             result: The result, which :meth:`ReliableQueue.result` returns if the queue has
                 ``keep`` set; otherwise, it is ignored.
+            then: Messages to store in the same step, as by :meth:`then`.
 
         Raises:
+            BadInput, BadDelay: As for :meth:`then`. The message is still yours.
             EncodeError, PayloadTooLarge: The queue's codec cannot encode the result, or it is
                 larger than ``max_payload``. The message is still yours.
             LeaseLost: The lease had ended: another worker may have the message. Nothing was
@@ -272,15 +259,18 @@ class Message(Generic[T]):
                 when the lease ends.
         """
         self._require_lease()
+        for offer in then:
+            self.then(offer)
         self.keep_result(result)
+        claim = self._claim
+        size = len(getattr(claim, "result", b""))
+        if followers := self._followers():
+            size += sum(len(follower.content) for follower in followers)
+            self._context.acknowledger.following += 1
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
-        self._context.keeper.let_go(self._claim)
+        self._context.keeper.let_go(claim)
         try:
-            check_outcome(
-                await self._context.acknowledger.ack(
-                    self._claim, 1 + len(getattr(self._claim, "result", b"")) // _RESULT_UNIT
-                )
-            )
+            check_outcome(await self._context.acknowledger.ack(claim, 1 + size // _RESULT_UNIT))
         except asyncio.CancelledError:
             # The acknowledgement is carried out all the same, so the message is not given back.
             self._mark_settled()
@@ -292,6 +282,24 @@ class Message(Generic[T]):
             self._hold_on()
             raise
         self._mark_settled()
+
+    def _followers(self) -> list[OptionsMessage]:
+        """Return the messages that the acknowledgement stores: those that the message was offered
+        with, and those of :meth:`then`.
+        """
+        claim = self._claim
+        if self._parsed is None:
+            # Most bodies name none. Those of which only the value was read are plain; of others,
+            # the first line tells.
+            body = claim.body
+            if self._value is not None or body.find(b"f", 0, body.find(b"\n")) < 0:
+                return []
+        if not hasattr(claim, "followers"):
+            with suppress(DecodeError):
+                stored = self._parts().followers
+                named = self._context.partition.with_ids(claim.id, stored)
+                claim.followers = named  # type: ignore[misc]  # a slot of its base
+        return getattr(claim, "followers", [])
 
     @property
     def keeps_result(self) -> bool:
@@ -306,7 +314,7 @@ class Message(Generic[T]):
         """
         if result is None or not self.keeps_result:
             return
-        payload = self._context.encode_result(result)
+        payload = self._context.encoder.result(result)
         self._claim.result = payload  # type: ignore[misc]  # a slot of its base
         if len(payload) > _RESULT_UNIT:
             # It waits for its acknowledgement, which shares a call with fewer others.
@@ -462,6 +470,7 @@ class Message(Generic[T]):
         if (
             ahead is not None
             and (ahead or ahead.is_fetching)
+            and not self._followers()
             and context.acknowledger.ack_and_forget(claim, ahead.max_unanswered)
         ):
             self._settled = True

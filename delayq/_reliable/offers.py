@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, cast
 
 from delayq._durations import Duration, microseconds, when_due
 from delayq._engine.batcher import Batcher
@@ -19,7 +19,14 @@ from delayq._engine.wakeup import warn_of_refusal
 from delayq._generics import T
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.scripts import Request
-from delayq._reliable.bodies import OptionsMessage, PlainMessage, brief, content, plain_message
+from delayq._reliable.bodies import (
+    OptionsMessage,
+    PlainMessage,
+    brief,
+    content,
+    pack,
+    plain_message,
+)
 from delayq._reliable.ids import checked_group, checked_new_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.known_settings import MOST_TRIES
@@ -57,7 +64,18 @@ if TYPE_CHECKING:
 OnDuplicate = Literal["raise", "ignore", "replace"]
 
 USUAL_PRIORITY = 0
+
+
+class _DefaultPriority(int):
+    """The priority of an offer that names none: 0, or that of the message it follows."""
+
+    __slots__ = ()
+
+
+DEFAULT_PRIORITY: int = _DefaultPriority(USUAL_PRIORITY)
 _LARGEST_HEADERS = 16 * 1024
+MAX_FOLLOWERS = 100
+"""The largest number of messages that one leads to, those at the end of a chain included."""
 ENDS_EARLY = (
     "ttl ends before the message is due: it counts from now, so make it longer than the delay"
 )
@@ -79,13 +97,37 @@ class Offer(Generic[T]):
     at: datetime | None = None
     id: str | None = None
     headers: Mapping[str, str] | None = field(default=None, repr=False)
-    priority: int = 0
+    priority: int = DEFAULT_PRIORITY
     ttl: Duration | None = None
     max_attempts: int | None = None
     timeout: Duration | None = None
     unique_for: Duration | None = None
     on_duplicate: OnDuplicate = "raise"
     group: str | None = None
+    followers: tuple[Offer[Any], ...] = field(default=(), repr=False)
+
+    def then(self, offer: Offer[Any]) -> Offer[T]:
+        """Return this offer with another one at the end of its chain, which is stored when the one
+        before it is acknowledged: see :meth:`Message.then`.
+
+        ::
+
+            chain = Offer("charge").then(Offer("ship", delay=3600)).then(Offer("thank"))
+
+        Raises:
+            BadInput: ``offer`` is no offer, or the chain would lead to more than 100 others.
+        """
+        if not isinstance(offer, Offer):
+            raise BadInput(f"then takes a delayq.Offer, not {given(offer)}: pass Offer(value, ...)")
+        steps: list[Offer[Any]] = [self]
+        while steps[-1].followers:
+            steps.append(steps[-1].followers[-1])
+        if len(steps) > MAX_FOLLOWERS:
+            raise BadInput(f"a message leads to at most {MAX_FOLLOWERS} others")
+        chain_end: Offer[Any] = offer
+        for step in reversed(steps):
+            chain_end = replace(step, followers=(*step.followers[:-1], chain_end))
+        return chain_end
 
 
 class MessageOptions(TypedDict, total=False):
@@ -108,6 +150,19 @@ class OfferOptions(MessageOptions, total=False):
     """The arguments of :meth:`ReliableQueue.offer`, apart from the value."""
 
     durability: str | None
+
+
+class Inherited(Protocol):
+    """The part of a message that its followers inherit."""
+
+    @property
+    def group(self) -> str | None: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str] | None: ...
 
 
 class OfferEncoder(Generic[T]):
@@ -168,20 +223,23 @@ class OfferEncoder(Generic[T]):
             and offer.max_attempts is None
             and offer.timeout is None
             and offer.group is None
-            and offer.priority is USUAL_PRIORITY
+            and not offer.priority
             and offer.on_duplicate == "raise"
+            and not offer.followers
         ):
             return self.plain(offer.value, offer.delay, offer.at, offer.headers)
         return self.with_options(offer)
 
     def with_options(self, offer: Offer[T]) -> OptionsMessage:
         """Check and encode a message with its options. Raises as :meth:`plain`."""
+        followers = [self.follower(follower, offer) for follower in offer.followers]
         stored = self._content(
             self._encode(offer.value),
             offer.headers,
             offer.max_attempts,
             offer.timeout,
             offer.group,
+            self.packed(followers),
         )
         priority, on_duplicate = offer.priority, offer.on_duplicate
         if (
@@ -212,7 +270,7 @@ class OfferEncoder(Generic[T]):
             )
         return OptionsMessage(
             "" if offer.id is None else checked_new_id(offer.id),
-            priority,
+            int(priority),
             brief(when) if isinstance(when, int) else when,
             ttl_us,
             unique_us,
@@ -220,7 +278,43 @@ class OfferEncoder(Generic[T]):
             stored,
             offer.id is None,
             offer.group,
+            tuple(dict.fromkeys(name for follower in followers for name in follower.home_names)),
         )
+
+    def follower(self, offer: Offer[Any], predecessor: Inherited) -> OptionsMessage:
+        """Check and encode a message that follows from another, whose group, priority and headers
+        it inherits unless it has its own. Raises as :meth:`plain`.
+        """
+        if not isinstance(offer, Offer):
+            raise BadInput(f"then takes a delayq.Offer, not {given(offer)}: pass Offer(value, ...)")
+        return self.with_options(
+            replace(
+                offer,
+                group=predecessor.group if offer.group is None else offer.group,
+                priority=(
+                    predecessor.priority
+                    if isinstance(offer.priority, _DefaultPriority)
+                    else offer.priority
+                ),
+                headers=predecessor.headers if offer.headers is None else offer.headers,
+            )
+        )
+
+    def packed(self, followers: Sequence[OptionsMessage]) -> bytes:
+        """Return the form in which followers are stored with the message that leads to them.
+
+        Raises:
+            BadInput: They are too many.
+            PayloadTooLarge: They take more bytes than ``max_payload``.
+        """
+        if not followers:
+            return b""
+        if len(followers) > MAX_FOLLOWERS:
+            raise BadInput(f"a message leads to at most {MAX_FOLLOWERS} others")
+        packed = pack(followers)
+        if len(packed) > self._max_payload:
+            raise PayloadTooLarge(len(packed), self._max_payload)
+        return packed
 
     def result(self, value: object) -> bytes:
         """Encode the result of a handler.
@@ -258,6 +352,7 @@ class OfferEncoder(Generic[T]):
         max_attempts: int | None = None,
         timeout: Duration | None = None,
         group: str | None = None,
+        followers: bytes = b"",
     ) -> bytes:
         if not isinstance(payload, bytes):
             raise EncodeError(
@@ -272,7 +367,7 @@ class OfferEncoder(Generic[T]):
         headers = None if headers is None else _checked(headers)
         if group is not None:
             checked_group(group)
-        return content(headers, payload, max_attempts, timeout_us, group)
+        return content(headers, payload, max_attempts, timeout_us, group, followers)
 
 
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delayq._durations import moment_us
-from delayq._reliable.bodies import read_letter
+from delayq._reliable.bodies import parse, read_letter
 from delayq._reliable.failures import unpack_error
 from delayq._reliable.replies import parse_us
 from delayq.codecs.json import JsonCodec, ResultCodec
@@ -303,7 +303,10 @@ def history_of(
 
 
 def _payload_of(body: bytes) -> bytes:
-    return body.partition(b"\n")[2]
+    try:
+        return parse(body).payload
+    except ValueError:
+        return body.partition(b"\n")[2]
 
 
 def _offered_at(offered: bytes) -> datetime | None:

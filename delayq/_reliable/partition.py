@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Generic, Literal, Protocol
 
 from delayq._engine.context import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
+from delayq._generics import T
 from delayq._reliable.claims import ClaimAcknowledger, Claims
+from delayq._reliable.ids import follower_id, home_of
 from delayq._reliable.offers import PartitionOffers
 from delayq._reliable.recurrence import Recurrence
 from delayq._reliable.store import ReliableStore
+from delayq.errors import BadInput
 from delayq.stats import QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from delayq._engine.context import EngineContext
     from delayq._engine.dispatcher import Dispatcher
@@ -24,16 +28,58 @@ if TYPE_CHECKING:
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.return_calls import ShutdownCalls
+    from delayq._reliable.bodies import OptionsMessage
+    from delayq._reliable.failures import RetryRules
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.notifications import MessageNotifications
+    from delayq._reliable.offers import OfferEncoder
     from delayq._reliable.replies import Claim
     from delayq._reliable.reports import Reports
+    from delayq.codecs import Codec
+    from delayq.instrumentation import Hooks
 
 # Announced on the channel of the settings by cancel.lua, like each new epoch by configure.lua.
 _CANCELLED = b"cancelled"
 # Announced there by the scripts that end messages.
 _FINISHED = b"finished"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageContext(Generic[T]):
+    """The properties that all messages share that one handle takes from one partition.
+
+    Attributes:
+        codec: Decodes their values.
+        partition: The partition they come from.
+        acknowledger: Acknowledges them.
+        retry_rules: Decides what becomes of them after a failed attempt.
+        keeper: Renews their leases.
+        loop: The client's event loop.
+        cancelled: As in :class:`MessageNotifications`.
+        hooks: The observers to notify.
+        reports: Measures how late messages are, and how long handlers take.
+        encoder: Encodes the results of handlers, and the messages that follow.
+        variants: The contexts that differ from this one in their retry rules, by these.
+    """
+
+    codec: Codec[T]
+    partition: Partition
+    acknowledger: ClaimAcknowledger
+    retry_rules: RetryRules
+    keeper: LeaseKeeper[Claim]
+    loop: asyncio.AbstractEventLoop
+    cancelled: Mapping[tuple[bytes, bytes], None]
+    hooks: Hooks
+    reports: Reports
+    encoder: OfferEncoder[T]
+    variants: dict[RetryRules, MessageContext[T]] = field(default_factory=dict, compare=False)
+
+    def with_rules(self, rules: RetryRules) -> MessageContext[T]:
+        """Return this context with other retry rules."""
+        if rules not in self.variants:
+            self.variants[rules] = replace(self, retry_rules=rules)
+        return self.variants[rules]
 
 
 class PartitionOwner(Protocol):
@@ -174,6 +220,32 @@ class Partition:
     def oldest(self, limit: int) -> list[Claim]:
         """Return messages that are being handled, among them the ``limit`` oldest ones."""
         return [claim for keeper in self._keepers.values() for claim in keeper.oldest(limit)]
+
+    def check_home(self, follower: OptionsMessage) -> None:
+        """Check that a message that follows from one of this partition, and those that follow from
+        it in turn, lie here.
+
+        Raises:
+            BadInput: The id or the group of one belongs to another partition.
+        """
+        partitions = self.queue.settings.stored.partitions
+        if any(home_of(name, partitions) != self.index for name in follower.home_names):
+            raise BadInput(
+                "what follows from a message must lie in its partition: leave group and id out, and"
+                " it does"
+            )
+
+    def with_ids(
+        self, predecessor: bytes, followers: Iterable[OptionsMessage]
+    ) -> list[OptionsMessage]:
+        """Return all messages that follow from one of this partition, each with an id."""
+        partitions = self.queue.settings.stored.partitions
+        return [
+            follower
+            if follower.id
+            else follower.with_id(follower_id(predecessor, number, self.index, partitions))
+            for number, follower in enumerate(followers)
+        ]
 
     def keeper(self, lease_us: int) -> LeaseKeeper[Claim]:
         """Return the keeper of leases of this length."""

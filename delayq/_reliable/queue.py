@@ -96,7 +96,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             self._codec,
             settings.policy(),
             settings.options.get("backoff") or RETRIES,
-            self._encoder.result,
+            self._encoder,
             self._check_open,
             Message,
         )

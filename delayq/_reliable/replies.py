@@ -11,6 +11,7 @@ from delayq._reliable.bodies import due_us
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.settings import Policy
 
 State = Literal["delayed", "ready", "leased"]
@@ -48,14 +49,16 @@ class ClaimExtras:
     Attributes:
         begun_at: When its handler began, in loop time.
         result: The encoded result of its handler, if there is one.
+        followers: The messages that its acknowledgement stores, if there are any.
         counted_start: Its start, if a rate has counted it.
         ttl_ends_at: Local time at which its time to live ends, in seconds, if it has one.
     """
 
-    __slots__ = ("begun_at", "counted_start", "result", "ttl_ends_at")
+    __slots__ = ("begun_at", "counted_start", "followers", "result", "ttl_ends_at")
 
     begun_at: float
     result: bytes
+    followers: list[OptionsMessage]
     ttl_ends_at: float
     counted_start: Start
 

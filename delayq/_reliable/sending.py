@@ -14,6 +14,7 @@ from delayq._reliable.known_settings import MOST_TRIES, before_a_call
 from delayq._reliable.offers import ENDS_EARLY, STORED, OfferOutcome
 from delayq.errors import (
     BadDelay,
+    BadInput,
     DelayqError,
     DuplicateMessage,
     NotDurable,
@@ -102,7 +103,7 @@ class Sender:
             return None
         if settings.is_whole:
             message_id, commits = new_id(), self._first_commits
-        elif message.group is None:
+        elif message.group is None and not message.homes:
             partition, message_id = self._queue.rotation.next()
             commits = self._queue.opened_partitions[partition].offers.commits
         else:
@@ -256,7 +257,7 @@ class Sender:
             elif isinstance(outcome, ServerUnavailable):
                 partition, _ = self._place(message)
                 failed.add(partition.index)
-                if message.id_generated and message.group is None:
+                if message.id_generated and message.group is None and not message.homes:
                     unavailable.append(at)
         if unavailable and not self._queue.are_unreachable(failed):
             # They are not stored there. Other partitions are on other servers.
@@ -324,8 +325,9 @@ class Sender:
         tells the partition.
         """
         queue = self._queue
-        if message.group is not None and not self._settings.stored.is_whole:
-            home = queue.home_of(message.group)
+        named = message.group is not None or message.homes
+        if named and not self._settings.stored.is_whole:
+            home = self._home_of(message)
             if message.id_generated and (not message.id or queue.partition_of(message.id) != home):
                 name = new_id_in(home.index, self._settings.stored.partitions)
                 message = message.with_id(name)
@@ -334,6 +336,21 @@ class Sender:
             return queue.partition_of(message.id), message
         partition, name = queue.rotation.next(failed)
         return queue.opened_partitions[partition], message.with_id(name)
+
+    def _home_of(self, message: NewMessage) -> Partition:
+        """Return the partition of a message in which its group lies, and its followers lie."""
+        queue = self._queue
+        homes = {queue.home_of(name) for name in message.homes}
+        if message.group is not None:
+            homes.add(queue.home_of(message.group))
+        elif not message.id_generated:
+            homes.add(queue.partition_of(message.id))
+        if len(homes) > 1:
+            raise BadInput(
+                "a message and those that follow from it must lie in one partition: give all of"
+                " them the same group, or leave group and id out"
+            )
+        return homes.pop()
 
     async def _commits(self, offers: PartitionOffers, durability: str | None) -> Commits:
         level = self.durability if durability is None else durabilities.parse(durability)

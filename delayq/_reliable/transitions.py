@@ -114,6 +114,7 @@ EVENTS = (
         _all_to(REMEMBERED, *_UNDER_TOKEN),
     ),
     Event("acknowledged in a queue that keeps results", "finish", _all_to(GONE, *_UNDER_TOKEN)),
+    Event("acknowledged, and followed by another", "ack_then", _all_to(GONE, *_UNDER_TOKEN)),
     Event("failed, and retried at once", "nack", _all_to(READY, *_UNDER_TOKEN)),
     Event("failed, and retried after a delay", "nack", _all_to(DELAYED, *_UNDER_TOKEN)),
     Event("snoozed", "nack", _all_to(DELAYED, *_UNDER_TOKEN)),

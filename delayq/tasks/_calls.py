@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
 from types import FunctionType, GenericAlias
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_origin
 
 from delayq._functions import INJECTED, NOTHING, annotation_of, name_of, parameters_of
 from delayq.codecs.json import JsonCodec
@@ -83,9 +83,16 @@ class Arguments:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         parameters = parameters_of(function)
-        self._signature = inspect.Signature(parameters)
+        messages = [parameter for parameter in parameters if _takes_message(function, parameter)]
+        self._whole_signature = inspect.Signature(parameters)
+        # The parameters that a call may name.
+        self._signature = inspect.Signature(
+            [parameter for parameter in parameters if parameter not in messages]
+        )
         self.injected: tuple[Parameter, ...] = tuple(
-            parameter for parameter in parameters if parameter.default is INJECTED
+            parameter
+            for parameter in parameters
+            if parameter.default is INJECTED or parameter in messages
         )
         for parameter in self.injected:
             if parameter.kind is Parameter.POSITIONAL_ONLY:
@@ -94,9 +101,7 @@ class Arguments:
                     " positional-only"
                 )
         self._in_message = {
-            parameter.name: parameter
-            for parameter in parameters
-            if parameter.default is not INJECTED
+            parameter.name: parameter for parameter in parameters if parameter not in self.injected
         }
         self._required = [
             name
@@ -150,7 +155,7 @@ class Arguments:
         out.
         """
         try:
-            named = self._signature.bind(*args, **kwargs).arguments
+            named = self._whole_signature.bind(*args, **kwargs).arguments
         except TypeError:
             # The function itself says what is wrong.
             return []
@@ -204,7 +209,7 @@ class Arguments:
         """Call the function with these arguments."""
         if self._by_name:
             return self._function(**named, **injected)
-        bound = inspect.BoundArguments(self._signature, {**named, **injected})
+        bound = inspect.BoundArguments(self._whole_signature, {**named, **injected})
         bound.apply_defaults()
         return self._function(*bound.args, **bound.kwargs)
 
@@ -270,6 +275,21 @@ class Arguments:
         kind = annotation_of(self._function, parameter.name)
         kind = Any if kind is NOTHING else kind
         return _VARIABLE[parameter.kind](kind) if parameter.kind in _VARIABLE else kind
+
+
+def _takes_message(function: Callable[..., Any], parameter: Parameter) -> bool:
+    """Return whether a parameter without a default is for the message, by its annotation."""
+    text = parameter.annotation
+    if parameter.default is not NOTHING or (isinstance(text, str) and "Message" not in text):
+        return False
+    try:
+        kind = annotation_of(function, parameter.name)
+    except ConfigurationError:
+        return False
+    kind = get_origin(kind) or kind
+    # Without the class, whose module a process that only offers need not load.
+    module = str(getattr(kind, "__module__", ""))
+    return getattr(kind, "__qualname__", "") == "Message" and module.partition(".")[0] == "delayq"
 
 
 _VARIABLE: dict[Any, Callable[[Any], Any]] = {

@@ -536,6 +536,8 @@ class Tasks:
             raise BadInput("a schedule decides when its calls are due, and their ids")
         if offer.group is not None:
             raise BadInput("a scheduled call cannot have a group")
+        if offer.followers:
+            raise BadInput("a scheduled call cannot have followers: let it call message.then()")
         return await self.queue.schedule(
             name,
             cron=cron,

@@ -180,8 +180,8 @@ LOST = {("reliable/ack", "bodies"), ("reliable/finish", "bodies")}
 # What these were to take away is gone if they are refused half way, or comes again; and a migration
 # that is repeated goes on where it stopped.
 REMOVING = {
-    *("redisson/ack", "reliable/ack", "reliable/finish", "reliable/cancel", "reliable/purge"),
-    *("reliable/drop_dead", "reliable/trim_dead"),
+    *("redisson/ack", "reliable/ack", "reliable/finish", "reliable/ack_then"),
+    *("reliable/cancel", "reliable/purge", "reliable/drop_dead", "reliable/trim_dead"),
 }
 GOES_ON = {"redisson/migrate"}
 # Refused, these have stored nothing.

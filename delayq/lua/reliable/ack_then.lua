@@ -1,0 +1,47 @@
+-- ack_then: delete messages that have been handled, as finish does, and store those that follow.
+--
+-- Keys:
+--   messages    see include/queue.lua
+--   wake        CHANNEL  where a free slot, and a new head, is announced: its due time, microseconds
+--   remembered  ZSET     ids that count as taken, scored by the end of that time, microseconds
+--   records     see include/records.lua
+--   awaited     ZSET     ids whose end clients wait for, scored by the end of that, microseconds
+-- Arguments:
+--   runs          text  how many of the messages in a row have the same token, and the token of their
+--                       leases: "99:token 1:token"
+--   id...         text  of each message
+--   offered...    text  when it was offered, from its body
+--   again...      int   1 if attempts may be recorded of it already, 0 if not
+--   attempt...    text  JSON on one line, about the attempt that has finished it
+--   result...     text  "=" and the result, or nothing if there is none
+--   followers...  text  the messages that follow: see include/follow.lua
+-- Roles: consumer
+-- Repeatable: no
+-- Stores: yes
+--
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
+-- changed.
+-- include: clock
+-- include: leases
+-- include: groups
+-- include: group_turns
+-- include: queue
+-- include: records
+-- include: follow
+
+local followers = {}
+for at = FIRST, #ARGV, STRIDE do followers[#followers + 1] = parse_followers(ARGV[at + FOLLOWERS]) end
+-- A key of a foreign type must fail before the first write.
+check_messages()
+redis.call('ZSCORE', remembered, '')
+-- include: finishing
+
+-- The followers come first: if a right is missing for the rest, they are stored, and the message
+-- comes again, and leads to the same ones.
+demand_removal()
+for i, is_ours in ipairs(reply) do
+  for _, follower in ipairs(is_ours == 1 and followers[i] or {}) do store_follower(follower, now) end
+end
+-- include: finished
+
+return reply
