@@ -847,7 +847,7 @@ def shell(
 
 
 def test_a_shell_completes_commands_states_and_the_names_of_queues(cli: Cli, shell: Shell) -> None:
-    assert shell("re") == ["result", "reschedule", "repartition", "resume"]
+    assert shell("re") == ["result", "reschedule", "repartition", "resume", "relay"]
     assert shell("list", "x", "--state", "") == ["delayed", "ready", "leased"]
     seed(cli.url)
     for words, names in (
