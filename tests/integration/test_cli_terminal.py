@@ -177,7 +177,7 @@ SHOWING = (
     "repartition QUEUE --to 2",
 )
 # They show figures, or rules, of their own.
-SHOWING_NOTHING = {"bench", "dashboard", "demo", "worker"}
+SHOWING_NOTHING = {"bench", "dashboard", "demo", "relay", "worker"}
 
 
 async def seed_evil(client: Client) -> None:

@@ -41,7 +41,7 @@ def test_a_record_about_a_queue_begins_with_its_name(caplog: pytest.LogCaptureFi
 def test_every_logger_is_below_delayq() -> None:
     texts = [path.read_text("utf-8") for path in PACKAGE.rglob("*.py")]
     names = {name for text in texts for name in re.findall(r"logging\.getLogger\((.+?)\)", text)}
-    assert names == {'"delayq"', '"delayq.timer"', '"delayq.worker"'}
+    assert names == {f'"delayq{child}"' for child in ("", ".outbox", ".timer", ".worker")}
 
 
 class Broken(Observer):
