@@ -323,7 +323,8 @@ class ClaimAcknowledger(Acknowledger[Claim]):
     """Ends and extends the leases of one partition's messages.
 
     Attributes:
-        following: Number of claims to be acknowledged with messages that follow from them.
+        has_followers: Whether messages have followed from any that were acknowledged here. It stays
+            true, because a count that drifts would lose followers.
     """
 
     def __init__(
@@ -340,7 +341,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         self._suspects = services.suspects
         self._background = services.background
         self._closed = False
-        self.following: int = 0
+        self.has_followers: bool = False
         # Cancelled messages whose handlers outlive their blocks, and those whose slots are to be
         # freed.
         self._outlived: Counter[Claim] = Counter()
@@ -459,8 +460,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
     def _ack_request(self, claims: Sequence[Claim], slot: int) -> Request:
         del slot
         self._suspects.finish(claims)
-        if self.following and (leading := sum(hasattr(claim, "followers") for claim in claims)):
-            self.following -= leading
+        if self.has_followers and any(getattr(claim, "followers", ()) for claim in claims):
             return self._store.ack_then_request(claims)
         if self._settings.stored.keep_us:
             return self._store.finish_request(claims)

@@ -266,7 +266,7 @@ class Message(Generic[T]):
         size = len(getattr(claim, "result", b""))
         if followers := self._followers():
             size += sum(len(follower.content) for follower in followers)
-            self._context.acknowledger.following += 1
+            self._context.acknowledger.has_followers = True
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
         self._context.keeper.let_go(claim)
         try:

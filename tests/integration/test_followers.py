@@ -131,6 +131,21 @@ async def test_concurrent_acks_share_a_call_with_and_without_followers(
     assert {m.value for m in await jobs.claim(50)} == {-n for n in range(1, 50, 2)}
 
 
+async def test_acks_of_messages_with_headers_do_not_hide_a_follower(
+    jobs: ReliableQueue[Any],
+) -> None:
+    for n in range(3):
+        await jobs.offer_many([Offer(name, headers={"from": "f"}) for name in "abcd"])
+        first, leading, with_headers, last = await jobs.claim(4)
+        assert with_headers.headers == {"from": "f"}
+        # The first one leaves alone, and the next two share a call.
+        await asyncio.gather(first.ack(), leading.ack(then=[Offer(f"x{n}")]), with_headers.ack())
+        await last.ack(then=[Offer(f"y{n}")])
+        assert {m.value for m in await jobs.list("ready")} == {f"x{n}", f"y{n}"}
+        for message in await jobs.claim(2):
+            await message.ack()
+
+
 async def test_followers_lie_in_the_partition_of_their_predecessor(client: Client) -> None:
     jobs: ReliableQueue[Any] = client.reliable_queue("jobs", partitions=5)
     await jobs.offer_many([Offer(n).then(Offer(n + 100)) for n in range(20)])
