@@ -16,7 +16,7 @@ from delayq.codecs import BytesCodec
 from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from delayq import Message
     from tests.support.reliable import Jobs
@@ -43,17 +43,24 @@ async def commands(raw: Any, work: Callable[[], Awaitable[Any]]) -> dict[str, in
     return calls
 
 
+@pytest.fixture
+async def quiet_client(server: PrivateServer) -> AsyncIterator[delayq.Client]:
+    """Return a client that neither re-checks its queues nor reports its work during a test."""
+    async with delayq.connect(server.url, resync_interval=3600) as client:
+        yield client
+
+
 async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
-    client: delayq.Client, raw: Any, monkeypatch: pytest.MonkeyPatch
+    quiet_client: delayq.Client, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rights are checked only once every few seconds, so leave that out, and so the re-check and the
-    # probe of a slow connection.
+    # Rights are checked only once every few seconds, so leave that out, and so the check after the
+    # subscription and the probe of a slow connection.
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 60)
     monkeypatch.setattr(Scheduler, "_check", lambda *_: asyncio.sleep(0))
     monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
     counts: dict[int, dict[str, dict[str, int]]] = {}
     for size in (500, 20_000):
-        queue = client.reliable_queue(f"of {size}", codec=BytesCodec(), lease=LEASE)
+        queue = quiet_client.reliable_queue(f"of {size}", codec=BytesCodec(), lease=LEASE)
         await fill(queue, size)
         held: list[Message[bytes]] = []
 
