@@ -175,12 +175,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
             BadInput, EncodeError: Nothing was written.
             DuplicateMessage, QueueFull: Nothing was written.
             ServerUnavailable, ServerRefused, Closed: It is not stored. Offering it again is safe.
-            OutcomeUnknown: It may be stored. A call whose reply was lost is repeated for 5 s first,
-                and never stored twice.
+            OutcomeUnknown: It may be stored. A call whose reply was lost is repeated for
+                ``retry_for`` first, and never stored twice.
             NotDurable: It is stored, but did not become as safe as requested within 2 s.
         """
         self._check_open()
         message: NewMessage
+        # `is`, because a bool or a float that equals the usual priority is to be refused below.
         if (
             id is None
             and ttl is None

@@ -3,10 +3,10 @@
 The stores have a typed method for each script and command: :class:`ClaimStore`,
 :class:`LetterStore`, :class:`ScheduleStore` and, with all of these, :class:`ReliableStore`. Nothing
 else knows which script or command a question takes, with which keys, or in which shape its reply
-comes, except for :mod:`delayq._reliable.moved_partition`. Methods that run at once raise the errors
-of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`. For calls that leave in batches,
-or when a queue closes, methods build the :class:`Request` instead. All moments and durations are in
-microseconds.
+comes, except for :mod:`delayq._reliable.moved_partition` and the modules that store offers. Methods
+that run at once raise the errors of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
+For calls that leave in batches, or when a queue closes, methods build the :class:`Request` instead.
+All moments and durations are in microseconds.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ check_messages()
 redis.call('ZSCORE', remembered, '')
 -- include: finishing
 
--- The followers come first: if a right is missing for the rest, they are stored, and the message
--- comes again, and leads to the same ones.
+-- The followers come first. If a right is taken away just now, so that the rest is refused, the
+-- message comes again, and its followers have the same ids: nothing is lost.
 demand_removal()
 for i, is_ours in ipairs(reply) do
   for _, follower in ipairs(is_ours == 1 and followers[i] or {}) do store_follower(follower, now) end

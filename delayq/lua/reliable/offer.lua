@@ -18,8 +18,8 @@
 --   unique_us...     int   for this long, the id counts as taken whatever becomes of the message,
 --                          microseconds; 0: as long as the message lives
 --   on_duplicate...  text  "ignore", "replace" or "raise"
---   content...       text  limits, or nothing; a space and headers, or nothing; newline,
---                          payload
+--   content...       text  the limits of its own and its group, or nothing; a space and headers,
+--                          or nothing; newline, followers, payload
 -- Roles: producer
 -- Repeatable: yes
 -- Stores: yes

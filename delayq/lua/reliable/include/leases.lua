@@ -11,9 +11,10 @@
 --   tokens         HASH  id to the token of its lease, where that is not the end of the lease any
 --                        more
 --   bodies         HASH  id to "enqueued+delay", limits such as "x5t30000000", space and headers,
---                        newline, payload; enqueued: microseconds in 16 digits, and quarters of one
+--                        newline, followers, payload; enqueued: microseconds in 16 digits, and quarters of one
 --                        in further digits; delay: microseconds, such as 36e8; x: attempts; t:
---                        microseconds that a handler may take
+--                        microseconds that a handler may take; f: bytes of followers; g: the
+--                        group, quoted
 --   attempts       HASH  id to "used-uncounted:due", where an attempt was used or the due time
 --                        changed: the attempts before the lease, if it has one, and how many of
 --                        them are uncounted; the due time if it is not that of the body, or

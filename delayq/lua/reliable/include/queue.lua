@@ -63,9 +63,10 @@ local function locate(id)
   return nil
 end
 
--- Return {where, score, lost, leased, expired} of a live message; nil if there is none. A lease
--- that is lost no longer counts, even if no claim has seen it since: then `lost` is true. A message
--- that has expired and is not leased counts as absent.
+-- Return {where, score, lost, leased, expired} of a message; nil if there is none. A lease that is
+-- lost no longer counts, even if no claim has seen it since: then `lost` is true. If `expired` is
+-- true, the message has expired and is not leased: to callers it is absent, but its id is still in
+-- use until `free_id` or a claim frees it.
 local function find_message(id, now)
   if redis.call('HEXISTS', bodies, id) == 0 then return nil end
   local message, ends = {}, tonumber(redis.call('ZSCORE', leased, id))
@@ -103,7 +104,7 @@ local function delete_message(id, where)
   if waits_for_slot then free_slot(now) end
 end
 
--- Make a message wait that had a lease, with this record of its attempts. `group` is that of a
+-- Make a message wait, whether it had a lease or waited before, with this record of its attempts. `group` is that of a
 -- message that has no position yet.
 local function return_message(id, record, due, now, group)
   local priority, position, expiry = priority_of(id), redis.call('HGET', positions, id), redis.call('HGET', expiries, id)
