@@ -52,7 +52,7 @@ if typing.TYPE_CHECKING:
     from delayq._redisson.delivery import Delivery
     from delayq._redisson.queue import DelayedQueue, Receipt
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
-    from delayq._reliable.failures import Reject, RetryAfter, Snooze
+    from delayq._reliable.failures import Interrupted, Reject, RetryAfter, Snooze
     from delayq._reliable.groups import Group, Groups
     from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message
@@ -95,6 +95,7 @@ __all__ = [
     "Group",
     "Groups",
     "HashedWheelTimer",
+    "Interrupted",
     "JsonCodec",
     "LeaseLost",
     "Limit",
@@ -147,6 +148,7 @@ _HOMES = {
     "Group": "_reliable.groups",
     "Groups": "_reliable.groups",
     "HashedWheelTimer": "_timer.timer",
+    "Interrupted": "_reliable.failures",
     "JsonCodec": "codecs",
     "Limit": "_reliable.limits",
     "Message": "_reliable.message",

@@ -100,16 +100,18 @@ class PayloadTooLarge(BadInput):
     Attributes:
         size: The encoded size in bytes.
         limit: The queue's ``max_payload`` in bytes.
+        subject: The name of the part that is too large.
     """
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(size, limit)
+    def __init__(self, size: int, limit: int, subject: str = "the encoded value") -> None:
+        super().__init__(size, limit, subject)
         self.size = size
         self.limit = limit
+        self.subject = subject
 
     def __str__(self) -> str:
         return (
-            f"the encoded value has {self.size} bytes, more than max_payload={self.limit}: "
+            f"{self.subject} has {self.size} bytes, more than max_payload={self.limit}: "
             "store it elsewhere and offer a reference"
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from delayq._reliable.bodies import Body, parse, parse_letter
+from delayq._reliable.checkpoints import Saved, unpack
 from delayq._reliable.failures import unpack_error
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Row:
     max_attempts: int | None = None
     timeout_us: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    saved: Saved | None = None
 
     @property
     def is_restorable(self) -> bool:
@@ -129,12 +131,13 @@ def of_message(ref: MessageRef, stored: StoredMessage, times: MessageTimes | Non
         max_attempts=parts.max_attempts,
         timeout_us=parts.timeout_us,
         headers=_texts(parts.headers),
+        saved=_saved(stored.checkpoint),
     )
 
 
 def of_letter(ref: MessageRef, stored: StoredLetter) -> Row:
     try:
-        death, body = parse_letter(stored.letter)
+        death, body, checkpoint = parse_letter(stored.letter)
     except ValueError:
         # A letter that cannot be read must not hide the others.
         return Row(ref, "dead", stored.letter, died_us=stored.died_us, reason="unreadable")
@@ -155,7 +158,18 @@ def of_letter(ref: MessageRef, stored: StoredLetter) -> Row:
         max_attempts=parts.max_attempts,
         timeout_us=parts.timeout_us,
         headers=_texts(parts.headers),
+        saved=_saved(checkpoint),
     )
+
+
+def _saved(checkpoint: bytes | None) -> Saved | None:
+    """Return the content of a checkpoint; of one that cannot be read, all of it as the state."""
+    if not checkpoint:
+        return None
+    try:
+        return unpack(checkpoint)
+    except ValueError:
+        return Saved(state=checkpoint)
 
 
 def _body(body: bytes) -> Body:

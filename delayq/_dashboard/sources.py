@@ -248,7 +248,7 @@ class ReliableSource(ReliableInspector):
         if dead:
             letter = await store.dead_letter(ref.id)
             return None if letter is None else of_letter(ref, letter)
-        message = await store.get(ref.id)
+        message = await store.get_with_checkpoint(ref.id)
         return None if message is None else of_message(ref, message, await store.times(message))
 
     async def find_live(self, refs: Sequence[MessageRef]) -> list[Row]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -293,15 +294,28 @@ def plain_payload(body: bytes) -> bytes | None:
     return None
 
 
-def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
-    """Split a dead letter into the reason why the message died, and its body.
+def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes, bytes]:
+    """Split a dead letter into the reason why the message died, its body, and its checkpoint, which
+    is empty if it has none.
 
     Raises as :func:`parse` does.
     """
-    facts, newline, body = letter.partition(b"\n")
+    line, newline, rest = letter.partition(b"\n")
     if not newline:
         raise ValueError("the dead letter has no newline")
-    return _object(facts), body
+    facts = _object(line)
+    size = _count(facts.get("checkpoint"))
+    return facts, rest[size:], rest[:size]
+
+
+def body_in(letter: bytes) -> bytes:
+    """Return the body in a dead letter; the part behind the first newline if the reason cannot be
+    read.
+    """
+    try:
+        return parse_letter(letter)[1]
+    except ValueError:
+        return letter.partition(b"\n")[2]
 
 
 class DeathReason(NamedTuple):
@@ -320,10 +334,9 @@ def read_letter(letter: bytes) -> tuple[DeathReason, int | None, dict[str, str],
     is None if there is no body.
     """
     facts: dict[str, Any] = {}
-    try:
-        facts, body = parse_letter(letter)
-    except ValueError:
-        body = letter.partition(b"\n")[2]
+    with suppress(ValueError):
+        facts = parse_letter(letter)[0]
+    body = body_in(letter)
     death = DeathReason(
         _text(facts.get("reason")) or "unreadable",
         _count(facts.get("attempt")),

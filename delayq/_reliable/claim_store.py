@@ -19,6 +19,7 @@ from delayq._reliable.scripts import (
     NACK,
     RELEASE,
     RELEASE_CALL,
+    SAVE,
     Part,
     Store,
 )
@@ -160,6 +161,12 @@ class ClaimStore(Store):
         reply = await self.run(EXTEND, lease_us, int(alone), _count_by_token(claims), *ids)
         now_us, *are_ours = reply
         return Extended(now_us, [bool(is_ours) for is_ours in are_ours])
+
+    async def save(self, claim: Claim, checkpoint: bytes) -> bool:
+        """Store the checkpoint of a message, and return whether its lease is still ours: otherwise,
+        nothing is stored. Of several, the one with the highest number stays.
+        """
+        return bool(await self.run(SAVE, claim.id, claim.token, checkpoint))
 
 
 def _end_of(claim: Claim) -> tuple[Part, ...]:

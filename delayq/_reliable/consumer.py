@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from delayq._engine.caller_queue import Numbered
+    from delayq._reliable.failures import Interrupted
     from delayq._reliable.known_settings import Declaration
     from delayq._reliable.offers import OfferEncoder
     from delayq._reliable.open_queue import OpenReliableQueue
@@ -39,6 +40,10 @@ M = TypeVar("M", bound=Message[Any])
 _BATCH = 100
 
 
+def _never() -> bool:
+    return False
+
+
 class Consumer(Generic[M]):
     """Takes messages for one handle.
 
@@ -50,6 +55,7 @@ class Consumer(Generic[M]):
         backoff: Decides when a failed message is retried.
         encoder: Encodes the results of handlers, and the messages that follow.
         check_open: Raises an error if the queue is closed, or used in another event loop.
+        is_stopping: Returns whether the handlers of messages are to end soon.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Consumer(Generic[M]):
         self.backoff: Backoff = backoff
         self.encoder: OfferEncoder[Any] = encoder
         self.check_open: Callable[[], None] = check_open
+        self.is_stopping: Callable[[], bool] = _never
         self._message_type = message_type
         self._hooks = queue.services.hooks
         # By partition: the messages of each share one.
@@ -215,6 +222,7 @@ class Consumer(Generic[M]):
                 self._hooks,
                 queue.reports,
                 self.encoder,
+                self.is_stopping,
             )
         return self._contexts[number]
 
@@ -310,6 +318,10 @@ class WorkerMessage(Message[T]):
     def leave_to_lease(self) -> None:
         """Do nothing more about it: it is redelivered when its lease ends."""
         self._mark_settled()
+
+    async def interrupt(self, interruption: Interrupted) -> None:
+        """Give it back as its handler was interrupted. Raises as :meth:`ack`."""
+        await self._interrupt(interruption)
 
     def report_failure(self, failure: BaseException) -> None:
         """Report a failure to the observers, because it does not leave the block."""

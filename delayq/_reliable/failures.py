@@ -1,5 +1,5 @@
-"""The errors that handlers raise: instructions to retry, snooze or reject a message, and failures,
-whose text is stored beside it. Pure.
+"""The errors that handlers raise: instructions to retry, snooze or reject a message or to start it
+again, and failures, whose text is stored beside it. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from delayq._durations import Duration, microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import timedelta
 
     from delayq.backoff import Backoff
 
@@ -81,6 +82,27 @@ class Reject(Exception):
         self.reason: str = reason
 
 
+class Interrupted(BaseException):
+    """Raised in a handler that is to end now, and to start again later: let it pass.
+
+    :meth:`Message.save`, :meth:`Message.step` and :meth:`Message.sleep` raise it when their worker
+    is stopping, and :meth:`Message.sleep` when it sends the message to wait. Then the message goes
+    back to the queue, and the attempt does not count. It is no ``Exception``, so that ``except
+    Exception`` lets it pass. A handler that catches it goes on, and its message is settled as its
+    end says.
+
+    Attributes:
+        delay: For how long the message waits; None if it is due at once.
+    """
+
+    def __init__(self, delay: timedelta | None = None) -> None:
+        super().__init__(delay)
+        self.delay: timedelta | None = delay
+
+    def __str__(self) -> str:
+        return "the worker is stopping" if self.delay is None else f"sleep for {self.delay}"
+
+
 def errors_in(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors in an exception group, at any depth; for any other error, the error
     itself.
@@ -92,20 +114,29 @@ def errors_in(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-Instruction = RetryAfter | Snooze | Reject
+Instruction = RetryAfter | Snooze | Reject | Interrupted
 
 
 def instruction_of(error: BaseException) -> Instruction | None:
     """Return the instruction in an error, if any.
 
-    In a group, :class:`Reject` takes precedence, then the longest delay.
+    In a group, :class:`Reject` takes precedence, then the longest delay. :class:`Interrupted` is
+    one only if there is nothing else.
     """
     delays: list[RetryAfter | Snooze] = []
+    interruptions: list[Interrupted] = []
+    others = 0
     for member in errors_in(error):
         if isinstance(member, Reject):
             return member
         if isinstance(member, RetryAfter | Snooze):
             delays.append(member)
+        elif isinstance(member, Interrupted):
+            interruptions.append(member)
+        else:
+            others += 1
+    if interruptions and not delays and not others:
+        return interruptions[0]
     return max(delays, key=lambda instruction: microseconds(instruction.delay), default=None)
 
 

@@ -38,6 +38,7 @@ MESSAGES = (
     "suspect_turns",
     "rate_log",
     "expiry_index",
+    "checkpoints",
 )
 """The names that scripts give to the keys of messages, which
 ``lua/reliable/include/queue.lua`` describes.

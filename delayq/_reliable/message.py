@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import anyio
 
@@ -13,10 +14,13 @@ from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LEASE_ENDED, await_ack, check_outcome, settle_quietly
 from delayq._generics import T
 from delayq._reliable.bodies import parse, plain_payload
+from delayq._reliable.checkpoints import Checkpoint
 from delayq._reliable.failures import (
+    Interrupted,
     Reject,
     RetryAfter,
     Snooze,
+    errors_in,
     instruction_of,
     is_instruction,
     kept_text,
@@ -27,7 +31,7 @@ from delayq.codecs.protocol import decode_error
 from delayq.errors import Closed, DecodeError, LeaseLost, MessageCancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
     from delayq._reliable.partition import MessageContext
     from delayq._reliable.replies import Claim, State
     from delayq.instrumentation import Observation
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # The bytes of a result that take the place of a message in a call: so it has a megabyte at most.
 _RESULT_UNIT = 5_000
@@ -74,6 +81,7 @@ class Message(Generic[T]):
         "_ahead",
         "_cancelled",
         "_cancelling",
+        "_checkpoint",
         "_claim",
         "_context",
         "_error",
@@ -356,6 +364,116 @@ class Message(Generic[T]):
         delay_us = microseconds(delay)
         await self._settle(self._context.acknowledger.snooze(self._claim, delay_us))
 
+    async def load(self, default: Any = None) -> Any:
+        """Return the state that :meth:`save` has stored last, in this attempt or an earlier one.
+
+        It takes one call for each attempt, and also works for a message that was only read.
+
+        Args:
+            default: Returned if nothing was saved.
+
+        Raises:
+            DecodeError: The queue's codec cannot decode the state.
+            ServerError: The state could not be read.
+        """
+        return await self._progress.load(default)
+
+    async def save(self, state: Any) -> None:
+        """Store how far the work has come, in place of what was saved before.
+
+        The state belongs to the message: it stays through retries, and with a dead letter, whose
+        redrive goes on from there; it goes when the message does.
+
+        Args:
+            state: A value that the queue's codec encodes. All that is saved of a message, with the
+                results of its steps, may take ``max_payload`` bytes.
+
+        Raises:
+            EncodeError, PayloadTooLarge: The codec cannot encode the state, or it is too large.
+                Nothing was stored.
+            Interrupted: The state is stored, and the worker is stopping: let it pass.
+            LeaseLost: The lease is over. Nothing was stored.
+            OutcomeUnknown: The reply was lost. The state may be stored.
+            ServerUnavailable, ServerRefused, Closed: The state is not stored.
+        """
+        await self._progress.save(state)
+
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[P, Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+
+    @overload
+    async def step(
+        self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+
+    async def step(
+        self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a function once, and return its result; in later attempts, return the stored result
+        without another call.
+
+        If the worker dies before the result is stored, or storing it fails, a later attempt calls
+        the function again. A function that is not a coroutine function runs in a thread.
+
+        Args:
+            name: The name of the step: each in a handler needs its own.
+            function: The function. If it raises, nothing is stored, and its error propagates.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            The result, as the queue's codec reads it.
+
+        Raises:
+            BadInput: This run of the handler has called a step of that name before, or the name is
+                not valid.
+            EncodeError, PayloadTooLarge: As for :meth:`save`, after the function was called.
+            Interrupted: The function was not called, because the worker is stopping: let it pass.
+            LeaseLost: As for :meth:`save`, before or after the function was called.
+        """
+        return await self._progress.step(name, function, args, kwargs)
+
+    async def sleep(self, seconds: Duration) -> None:
+        """Let the message wait on the server, and its handler start again from its beginning. The
+        attempt does not count.
+
+        The handler ends here, by :class:`Interrupted`, and its block, or the worker, gives the
+        message back. When the handler comes here again, this returns at once. A sleep is known by
+        its order among those since the state that was saved last: so each run must come to the same
+        sleeps, as to the same steps. A message with a time to live may expire meanwhile.
+
+        Args:
+            seconds: Seconds or a timedelta.
+
+        Raises:
+            BadDelay: As for :meth:`ReliableQueue.offer`.
+            Interrupted: The message is to wait, or the worker is stopping: let it pass.
+            LeaseLost: As for :meth:`save`.
+        """
+        remaining_us = await self._progress.sleep(microseconds(seconds))
+        if remaining_us:
+            delay = timedelta(microseconds=remaining_us)
+            if self._task is None:
+                # No block gives it back.
+                await self.snooze(delay)
+            raise Interrupted(delay)
+
+    @property
+    def _progress(self) -> Checkpoint:
+        # Most messages have no use for it.
+        if not hasattr(self, "_checkpoint"):
+            self._checkpoint = Checkpoint(
+                self._claim, self._context, self._require_lease, self._find_lost
+            )
+        return self._checkpoint
+
     async def extend(self, duration: Duration) -> None:
         """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its
         previous end.
@@ -367,8 +485,7 @@ class Message(Generic[T]):
         lease_us = microseconds(duration, "lease")
         (is_ours,) = await self._context.acknowledger.extend([self._claim], lease_us)
         if not is_ours:
-            self._lose()
-            raise self._loss()
+            raise self._find_lost()
         self._context.keeper.extended(self._claim, lease_us)
 
     async def bury(self, reason: str, error: BaseException | str | None = None) -> None:
@@ -442,8 +559,7 @@ class Message(Generic[T]):
         if context.keeper.closed:
             raise Closed("the queue is closed: the message is redelivered when its lease ends")
         if claim.lease_id in context.cancelled or await context.keeper.freshen([claim]):
-            self._lose()
-            raise self._loss()
+            raise self._find_lost()
 
     def _end(self, error: BaseException | None = None) -> bool:
         """End the block, which has raised ``error``, and return True; return False if
@@ -512,6 +628,9 @@ class Message(Generic[T]):
 
     async def _settle_failed(self, error: BaseException) -> None:
         instruction = instruction_of(error)
+        if isinstance(instruction, Interrupted):
+            await self._interrupt(instruction)
+            return
         if isinstance(instruction, Snooze):
             await self.snooze(instruction.delay)
             return
@@ -523,10 +642,17 @@ class Message(Generic[T]):
             await self._die(
                 instruction.reason or "rejected", pack_error(error) if reason is None else ""
             )
-        elif isinstance(error, Exception):
+        elif any(isinstance(member, Exception) for member in errors_in(error)):
             await self.nack(error=error)
         else:
             await self.release()
+
+    async def _interrupt(self, interruption: Interrupted) -> None:
+        """Give the message back whose handler was interrupted."""
+        if interruption.delay is None:
+            await self.release()
+        else:
+            await self.snooze(interruption.delay)
 
     def _end_observation(self, error: BaseException | None) -> None:
         observation, self._observation = self._observation, None
@@ -599,6 +725,11 @@ class Message(Generic[T]):
         if self._claim.lease_id in self._context.cancelled:
             return MessageCancelled("the message was cancelled: it is gone")
         return LeaseLost(LEASE_ENDED)
+
+    def _find_lost(self) -> LeaseLost:
+        """Note that a call of this message has found its lease lost, and return the error."""
+        self._lose()
+        return self._loss()
 
     def _lose(self) -> None:
         self._is_lost = self._settled = True

@@ -395,6 +395,7 @@ class _Source:
             (
                 *(self._fields(name, self._of_messages) for name in _FACTS),
                 self._fields("records", self._of_messages, large=True),
+                self._fields("checkpoints", self._of_messages, large=True),
                 # They stay here as well, because they tell where the message belongs.
                 self._fields(
                     "positions",
@@ -485,26 +486,31 @@ class _Source:
     async def _bury(self, bodies: Sequence[tuple[int, Entry]]) -> None:
         """Make messages dead letters, because others of the same ids were in other partitions."""
         partition, ids = self._partition, [name for _, (name, _) in bodies]
-        facts = ("attempts", "priorities", "errors", "positions")
+        facts = ("attempts", "priorities", "errors", "checkpoints", "positions")
         values = [await partition.values(name, ids) for name in facts]
         died = b"%d" % await partition.time_us()
         letters = []
-        facts_of = zip(bodies, *values[:3], strict=True)
-        for (place, (name, body)), attempt, priority, error in facts_of:
-            reason = {
+        facts_of = zip(bodies, *values[:4], strict=True)
+        for (place, (name, body)), attempt, priority, error, checkpoint in facts_of:
+            reason: dict[str, str | int] = {
                 "reason": SAME_ID,
                 "attempt": _number(attempt),
                 "priority": _number(priority),
                 "error": (error or b"").decode(errors="replace"),
             }
-            letters.append((place, (name, died, json.dumps(reason).encode() + b"\n" + body)))
+            if checkpoint:
+                reason["checkpoint"] = len(checkpoint)
+            line = json.dumps(reason, separators=(",", ":")).encode()
+            letters.append((place, (name, died, line + b"\n" + (checkpoint or b"") + body)))
         await self._move.send_letters(letters)
-        lines = [place + name for place, name in zip(values[3], ids, strict=True) if place]
+        lines = [place + name for place, name in zip(values[4], ids, strict=True) if place]
         if lines:
             await partition.drop_members("group_members", lines)
         sets = ("expiry_index", "leased", "group_waiting", *MESSAGES[:PRIORITIES])
         await _gather(partition.drop_members(name, ids) for name in sets)
-        await _gather(partition.drop_fields(name, ids) for name in (*_FACTS, "positions"))
+        await _gather(
+            partition.drop_fields(name, ids) for name in (*_FACTS, "checkpoints", "positions")
+        )
 
     async def _move_letters(self) -> None:
         while deaths := await self._partition.members("dead", _LARGE_PAGE):

@@ -316,8 +316,12 @@ class OfferEncoder(Generic[T]):
             raise PayloadTooLarge(len(packed), self._max_payload)
         return packed
 
-    def result(self, value: object) -> bytes:
-        """Encode the result of a handler.
+    def result(self, value: object, subject: str = "the result") -> bytes:
+        """Encode the result of a handler, or another value that is kept with a message.
+
+        Args:
+            value: The value.
+            subject: Its name, for errors.
 
         Raises:
             EncodeError, PayloadTooLarge: As for :meth:`delayq.Message.ack`.
@@ -326,14 +330,22 @@ class OfferEncoder(Generic[T]):
         try:
             payload = codec.encode(value)
         except EncodeError as error:
-            raise EncodeError(f"the result cannot be kept: {error}") from error.__cause__
+            raise EncodeError(f"{subject} cannot be kept: {error}") from error.__cause__
         if not isinstance(payload, bytes):
             raise EncodeError(
                 f"{type(codec).__name__}.encode returned {type(payload).__name__}, not bytes"
             )
-        if len(payload) > self._max_payload:
-            raise PayloadTooLarge(len(payload), self._max_payload)
+        self.check_size(payload, subject)
         return payload
+
+    def check_size(self, payload: bytes, subject: str) -> None:
+        """Check that bytes are not more than ``max_payload``.
+
+        Raises:
+            PayloadTooLarge: They are more. It says so of ``subject``.
+        """
+        if len(payload) > self._max_payload:
+            raise PayloadTooLarge(len(payload), self._max_payload, subject)
 
     def messages(self, offers: Sequence[Offer[T]]) -> list[NewMessage]:
         """Check and encode offers as :meth:`message` does."""

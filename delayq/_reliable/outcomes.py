@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delayq._durations import moment_us
-from delayq._reliable.bodies import parse, read_letter
+from delayq._reliable.bodies import body_in, parse, read_letter
 from delayq._reliable.failures import unpack_error
 from delayq._reliable.replies import parse_us
 from delayq.codecs.json import JsonCodec, ResultCodec
@@ -154,8 +154,7 @@ class Outcome(NamedTuple):
         death = None
         if letter is not None and died is not None:
             cause = read_letter(letter)[0]
-            body = letter.partition(b"\n")[2]
-            death = Death(parse_us(died), cause.reason, cause.error, body)
+            death = Death(parse_us(died), cause.reason, cause.error, body_in(letter))
             if record is not None and record.is_done:
                 if record.moment_us < death.died_us:
                     record = None

@@ -19,7 +19,7 @@ from delayq.errors import BadInput
 from delayq.stats import QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from delayq._engine.context import EngineContext
     from delayq._engine.dispatcher import Dispatcher
@@ -60,6 +60,7 @@ class MessageContext(Generic[T]):
         hooks: The observers to notify.
         reports: Measures how late messages are, and how long handlers take.
         encoder: Encodes the results of handlers, and the messages that follow.
+        is_stopping: Returns whether the handlers of messages are to end soon.
         variants: The contexts that differ from this one in their retry rules, by these.
     """
 
@@ -73,6 +74,7 @@ class MessageContext(Generic[T]):
     hooks: Hooks
     reports: Reports
     encoder: OfferEncoder[T]
+    is_stopping: Callable[[], bool]
     variants: dict[RetryRules, MessageContext[T]] = field(default_factory=dict, compare=False)
 
     def with_rules(self, rules: RetryRules) -> MessageContext[T]:

@@ -219,6 +219,7 @@ class StoredMessage(NamedTuple):
         attempt: Number of attempts used, including the one in progress.
         body: The body stored under its id.
         error: The error of its last failed attempt; None if there was none.
+        checkpoint: What its handler has saved, if that was read, and there is something.
     """
 
     id: bytes
@@ -228,6 +229,7 @@ class StoredMessage(NamedTuple):
     attempt: int
     body: bytes
     error: str | None
+    checkpoint: bytes | None = None
 
     @classmethod
     def of(cls, id: bytes, facts: Sequence[Any]) -> StoredMessage:  # noqa: A002

@@ -179,6 +179,20 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
             for name, facts in zip(ids, await self.run(scripts.GET, *ids), strict=True)
         ]
 
+    async def get_with_checkpoint(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002
+        """Return a live message as :meth:`get` does, with its checkpoint."""
+        message = await self.get(id)
+        return message and message._replace(checkpoint=await self.checkpoint(message.id))
+
+    async def checkpoint(self, id: bytes) -> bytes | None:  # noqa: A002
+        """Return the checkpoint of a live message, as :func:`delayq._reliable.checkpoints.unpack`
+        takes it; None if it has none.
+        """
+        reply: list[bytes | None] = await self.client.command(
+            "HMGET", self.keys.named("checkpoints"), id
+        )
+        return reply[0]
+
     async def outcome(self, id: str) -> tuple[Outcome, StoredMessage | None]:  # noqa: A002
         """Return what is known about the end of a message, and the message if it is alive."""
         *outcome, live = await self.run(scripts.OUTCOME, id)

@@ -195,7 +195,7 @@ class ReliableInspector:
     # Messages
 
     async def get(self, id: str) -> StoredMessage | None:  # noqa: A002
-        """Return a live message; None if there is none with that id.
+        """Return a live message with its checkpoint; None if there is none with that id.
 
         Raises:
             BadInput: ``id`` is not a valid id.
@@ -205,7 +205,7 @@ class ReliableInspector:
         # Most messages lie in the partition of their id, but those of a group lie with their group.
         stores.insert(0, stores.pop(partition_of(checked, len(stores))))
         for store in stores:
-            if (message := await store.get(checked)) is not None:
+            if (message := await store.get_with_checkpoint(checked)) is not None:
                 return message
         return None
 

@@ -13,8 +13,10 @@ import typer
 
 from delayq._durations import moment_us
 from delayq._reliable.bodies import parse
+from delayq._reliable.checkpoints import unpack
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.failures import unpack_error
+from delayq._reliable.outcomes import result_codec
 from delayq._reliable.replies import State
 from delayq.admin.delayed import DelayedInspector, RecordState
 from delayq.admin.migrate import form_of
@@ -52,7 +54,7 @@ from delayq.codecs import BytesCodec
 from delayq.errors import DecodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Iterator, Sequence
     from datetime import datetime
 
     from delayq import Client, DeadLetter
@@ -112,6 +114,8 @@ class MessageView:
                 "headers": body.headers,
                 **payload_json(codec, body.payload),
             }
+        if message.checkpoint is not None:
+            facts["checkpoint"] = _checkpoint_json(codec, message.checkpoint)
         line, text = unpack_error(message.error or "")
         facts["last_error"] = None if message.error is None else text
         return cls(facts, moment, line)
@@ -147,6 +151,34 @@ class MessageView:
         else:
             facts |= payload_json(codec, record.payload)
         return cls(facts, record.due_at)
+
+
+def _checkpoint_json(codec: Codec[Any], checkpoint: bytes) -> dict[str, Any]:
+    """Return what the handler of a message has saved, for programs."""
+    try:
+        saved = unpack(checkpoint)
+    except ValueError as error:
+        return {"state": None, "hex": checkpoint.hex(), "error": str(error)}
+    results = result_codec(codec)
+    until = saved.sleep_ends_us
+    return {
+        "state": None if saved.state is None else payload_json(results, saved.state),
+        "steps": {name: payload_json(results, result) for name, result in saved.steps.items()},
+        "sleep_ends_at": None if until is None else moment_json(moment_us(until)),
+    }
+
+
+def _checkpoint_lines(saved: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what :func:`_checkpoint_json` returns, for people."""
+    if "error" in saved:
+        yield "saved", saved["error"]
+        return
+    if saved["state"] is not None:
+        yield "saved", text_of(saved["state"])
+    for name, result in saved["steps"].items():
+        yield f"step {name}", text_of(result)
+    if saved["sleep_ends_at"] is not None:
+        yield "sleep ends", saved["sleep_ends_at"]
 
 
 def payload_of(letter: DeadLetter[bytes]) -> bytes:
@@ -209,6 +241,8 @@ def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
             lines.append(("group", facts["group"]))
         lines.append(("offered", facts["enqueued_at"] or "-"))
         lines += [(f"header {name}", text) for name, text in facts["headers"].items()]
+    if saved := facts.get("checkpoint"):
+        lines += _checkpoint_lines(saved)
     if facts.get("last_error"):
         lines.append(("last error", message.error))
     lines.append(("value", message.text))

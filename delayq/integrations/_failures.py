@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from delayq._reliable.failures import RetryAfter, Snooze, instruction_of, is_instruction
+from delayq._reliable.failures import (
+    Interrupted,
+    RetryAfter,
+    Snooze,
+    instruction_of,
+    is_instruction,
+)
 from delayq.errors import MessageCancelled
 
 # Instructions to the worker, a cancelled message, or a worker that is stopping.
-_NO_FAILURES = (RetryAfter, Snooze, MessageCancelled, asyncio.CancelledError, GeneratorExit)
+_NO_FAILURES = (
+    *(RetryAfter, Snooze, Interrupted),
+    *(MessageCancelled, asyncio.CancelledError, GeneratorExit),
+)
 
 
 def failure_of(error: BaseException) -> BaseException | None:

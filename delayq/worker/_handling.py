@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from delayq import tasks
 from delayq._engine.leases import HANDLED_TWICE
 from delayq._logging import log
-from delayq._reliable.failures import RetryRules, Snooze, describe, instruction_of, is_instruction
+from delayq._reliable.failures import (
+    Interrupted,
+    RetryRules,
+    Snooze,
+    describe,
+    instruction_of,
+    is_instruction,
+)
 from delayq._reliable.message import Message
 from delayq._unset import UNSET
 from delayq.errors import (
@@ -371,10 +378,12 @@ class Handling:
         is_error = not is_instruction(error)
         if isinstance(decision, Bury):
             await message.bury(decision.reason, error if is_error else "")
-        elif isinstance(decision.delay, Snooze):
-            await message.snooze(decision.delay.delay)
-        elif decision.delay is not None:
-            retry = decision.delay
+        elif isinstance(decision.later, Interrupted):
+            await message.interrupt(decision.later)
+        elif isinstance(decision.later, Snooze):
+            await message.snooze(decision.later.delay)
+        elif decision.later is not None:
+            retry = decision.later
             await message.nack(retry.delay, error if is_error else retry.reason)
         else:
             backoff = decision.backoff

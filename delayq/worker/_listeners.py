@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._durations import Duration, seconds
 from delayq._functions import name_of
-from delayq._reliable.failures import Reject, RetryAfter, Snooze, errors_in, instruction_of
+from delayq._reliable.failures import (
+    Interrupted,
+    Reject,
+    RetryAfter,
+    Snooze,
+    errors_in,
+    instruction_of,
+)
 from delayq._reliable.keys import ReliableKeys
 from delayq.backoff import Backoff
 from delayq.codecs import codec_for
@@ -154,10 +161,10 @@ def check_count(name: str, count: int) -> None:
 
 @dataclass(frozen=True)
 class Retry:
-    """Try the message again, by ``backoff``, after ``delay``, or by the queue's backoff."""
+    """Try the message again, by ``backoff``, as ``later`` says, or by the queue's backoff."""
 
     backoff: Backoff | None = None
-    delay: RetryAfter | Snooze | None = None
+    later: RetryAfter | Snooze | Interrupted | None = None
 
 
 @dataclass(frozen=True)
@@ -191,15 +198,15 @@ def _reaction_to(error: BaseException, on_error: OnError) -> Reaction | None:
 
 
 def _decide(
-    reaction: Reaction | None, error: BaseException, *, is_raised: bool = False
+    reaction: Reaction | Interrupted | None, error: BaseException, *, is_raised: bool = False
 ) -> Retry | Bury:
     match reaction:
         case None:
             return Retry()
         case Backoff() as backoff:
             return Retry(backoff=backoff)
-        case RetryAfter() | Snooze() as later:
-            return Retry(delay=later)
+        case RetryAfter() | Snooze() | Interrupted() as later:
+            return Retry(later=later)
         case Reject(reason=reason) if reason:
             return Bury(reason)
         case _:

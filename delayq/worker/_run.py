@@ -139,7 +139,7 @@ class Run:
         concurrency, threads = self._open_threads(settings.queue, settings.concurrency)
         if settings.batch is None:
             handling = self._handling(listener, threads)
-            return Feed(queue.worker_port(concurrency), handling.handle, threads, concurrency)
+            return Feed(self._port(queue, concurrency), handling.handle, threads, concurrency)
         registry = self._registry
         batches = BatchHandling(
             listener,
@@ -150,7 +150,7 @@ class Run:
             self._stop.cancels_handlers,
             concurrency,
         )
-        port = queue.worker_port(batches.capacity)
+        port = self._port(queue, batches.capacity)
         return Feed(port, batches.handle, threads, batches.capacity, batches)
 
     def _open_tasks(self, included: IncludedTasks) -> Feed:
@@ -171,9 +171,14 @@ class Run:
             )
         unreadable = self._handling(included.unreadable(), threads)
         task_options = {task.name: task.task_options for task in included.by_name().values()}
-        port = queue.worker_port(concurrency)
+        port = self._port(queue, concurrency)
         handling = TaskHandling(port, handlings, unreadable, task_options)
         return Feed(port, handling.handle, threads, concurrency)
+
+    def _port(self, queue: ReliableQueue[Any], concurrency: int) -> WorkerPort:
+        port = queue.worker_port(concurrency)
+        port.is_stopping = self._stop.requested.is_set
+        return port
 
     def _open_threads(self, queue: str, concurrency: int | None) -> tuple[int, Threads]:
         """Return how many handlers of a queue run at a time, and their threads."""

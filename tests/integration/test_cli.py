@@ -23,6 +23,7 @@ import redis.asyncio
 import delayq
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import pack
+from delayq._reliable import checkpoints
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import acl_rules
 from delayq.admin.catalog import FoundQueue
@@ -387,6 +388,22 @@ def test_an_offer_is_listed_looked_at_moved_taken(cli: Cli) -> None:
     status, (taken,) = cli("take mails")
     assert (status, *fields(taken, "id value attempt")) == (0, "a", {"to": 1}, 1)
     assert cli("get mails a") == (1, [])
+
+
+def test_what_a_handler_has_saved_is_shown(cli: Cli, sync_raw: Any) -> None:
+    cli("offer mails 1 --id a")
+    assert "checkpoint" not in cli("get mails a")[1][0]
+    saved = checkpoints.Saved(3, b'{"row":7}', {"charge": b'"paid"'}, {"": (1795346643813468,)})
+    sync_raw.hset(MAILS.named("checkpoints"), "a", checkpoints.pack(saved))
+    assert cli("get mails a")[1][0]["checkpoint"] == {
+        "state": {"value": {"row": 7}},
+        "steps": {"charge": {"value": "paid"}},
+        "sleep_ends_at": "2026-11-22T11:24:03.813Z",
+    }
+    _, shown = cli.plain("get mails a")
+    assert re.search(r'saved: +{"row": 7}\nstep charge: +"paid"\nsleep ends: +2026', shown)
+    sync_raw.hset(MAILS.named("checkpoints"), "a", "damaged")
+    assert "the checkpoint has no head" in cli.plain("get mails a")[1]
 
 
 def test_lists_and_counts_of_a_delayed_queue_are_shown(cli: Cli) -> None:

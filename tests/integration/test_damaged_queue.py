@@ -28,7 +28,9 @@ pytestmark = pytest.mark.every_server
 GARBAGE = ("", "garbage", "nan", "1e999", "-", "1:2", "1-0", "1-1:x:s", "0-0:9e999:r", "9" * 20)
 
 
-@pytest.mark.parametrize("field", ["tokens", "attempts", "expiries", "priorities", "errors"])
+@pytest.mark.parametrize(
+    "field", ["tokens", "attempts", "expiries", "priorities", "errors", "checkpoints"]
+)
 async def test_garbage_beside_a_message_harms_neither_it_nor_others(
     jobs: Jobs, raw: Any, field: str
 ) -> None:
@@ -89,7 +91,7 @@ async def test_due_messages_without_bodies_make_no_other_come_twice(
 
 
 FOREIGN = (
-    *("tokens", "attempts", "expiries", "errors", "priorities"),
+    *("tokens", "attempts", "expiries", "errors", "priorities", "checkpoints"),
     *("dead", "dead:messages", "remembered", "waiting:5"),
 )
 

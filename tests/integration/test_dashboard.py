@@ -261,6 +261,24 @@ def test_any_payload_can_be_shown() -> None:
     assert rendering.pretty(b"[" + b"1," * 2_000_000 + b"1]")[1] == "text"
 
 
+async def test_what_a_handler_has_saved_is_shown(client: Client, reader: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1)
+    (message,) = await jobs.claim(1)
+    await message.save({"row": 7})
+    await message.step("charge", str, "receipt 4")
+    with pytest.raises(delayq.Interrupted):
+        await message.sleep(3600)
+    (message,) = await jobs.list("delayed")
+    for listed in (JOBS, DEAD):
+        (address,) = links(await page(reader, listed), "message?")
+        shown = texts(await page(reader, address))
+        assert re.search(r'Sleep ends .* "row": 7 .* charge "receipt 4"', shown)
+        if listed == JOBS:
+            await jobs.reschedule(message.id, 0)
+            await (await jobs.claim(1))[0].bury("no good")
+
+
 async def test_ids_that_are_no_text_and_broken_bodies_are_shown(raw: Any, admin: Browser) -> None:
     keys = ReliableKeys.of("jobs")
     await raw.zadd(keys.waiting[0], {b"\xff/\x00": 4e15})

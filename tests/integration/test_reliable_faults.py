@@ -76,6 +76,7 @@ def meaning(stored: Stored) -> dict[str, Any]:
         "done": set(stored.remembered),
         "dead": sorted(stored.dead),
         "paused": stored.paused,
+        "saved": stored.checkpoints,
     }
 
 
@@ -115,6 +116,8 @@ OPERATIONS: dict[str, Any] = {
     "nack": lambda _, message: message.nack(2 * HOUR, "it broke"),
     "nack at once": lambda _, message: message.nack(0),
     "extend": lambda _, message: message.extend(5 * HOUR),
+    "save": lambda _, message: message.save(7),
+    "step": lambda _, message: message.step("charge", int),
     "bury": lambda _, message: message.bury("no good"),
     "release": lambda _, message: message.release(),
     "handle": lambda _, message: handle(message),

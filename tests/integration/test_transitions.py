@@ -109,6 +109,7 @@ class Bench:
             self.offer()
         if state not in (State.GONE, State.DELAYED, State.READY, State.EXPIRED):
             self.claim()
+            self.run("save", *self.lease, "1;1;\n1")
         if state is State.DEAD:
             self.run("bury", *self.lease, '{"reason":"buried","error":""}')
         elif state is State.REMEMBERED:
@@ -128,7 +129,8 @@ class Bench:
         due = self.raw.zscore(KEYS.waiting[0], self.id)
         ends = self.raw.zscore(KEYS.leased, self.id)
         _, body, record, expiry, *_ = details = [
-            self.raw.hget(key, self.id) for key in KEYS.messages[11:18]
+            self.raw.hget(key, self.id)
+            for key in (*KEYS.messages[11:18], KEYS.named("checkpoints"))
         ]
         if due is None and ends is None:
             assert not any(details), "something is left of the message"

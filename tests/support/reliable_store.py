@@ -86,6 +86,7 @@ reply[#reply + 1] = redis.call('ZRANGE', KEYS[30], 0, -1, 'WITHSCORES')
 reply[#reply + 1] = redis.call('HGETALL', KEYS[31])
 for at = 30, 31 do reply[#reply + 1] = redis.call('PTTL', KEYS[at]) end
 for at = 33, 34 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
+reply[#reply + 1] = redis.call('HKEYS', KEYS[35])
 return reply
 """
 
@@ -140,6 +141,8 @@ class Stored:
     """When each record was changed last, by id, in order."""
     records: set[str]
     """Ids with a record."""
+    checkpoints: set[str]
+    """Ids of messages whose handlers have saved something."""
     records_end_in: tuple[int, int]
     """Milliseconds after which everything about records disappears; -1 for never, -2 if there is
     nothing."""
@@ -176,6 +179,7 @@ class Stored:
                 assert self.expiry_index[key] == max(end, leased_until)
             else:
                 assert (self.expiry_index[key] < 0) == (end < 0)
+        assert self.checkpoints <= live
         assert set(self.tokens) <= set(self.leases)
         assert {key for key, lost in self.lost.items() if lost > 1} >= self.suspects
         assert set(self.group_waiting) <= set(self.positions) <= {*live, *self.kept_slots}
@@ -212,10 +216,11 @@ class Store:
         self._names = (
             *self.keys.messages[:17],
             *(getattr(self.keys, name) for name in first_keys),
-            *self.keys.messages[17:-1],
+            *self.keys.messages[17:-2],
             *(getattr(self.keys, name) for name in later_keys),
             self.keys.named("expiry_index"),
             self.keys.kept_slots,
+            self.keys.named("checkpoints"),
         )
 
     async def let_pass(self, seconds: float) -> None:
@@ -277,6 +282,7 @@ class Store:
             record_times={key: float(moment) - now for key, moment in _pairs(parts[28]).items()},
             records=set(_pairs(parts[29])),
             records_end_in=(parts[30], parts[31]),
+            checkpoints={key.decode() for key in parts[34]},
         )
 
     async def others(self) -> set[str]:

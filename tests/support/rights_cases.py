@@ -192,6 +192,7 @@ DEAD = ("dead0", "dead1")
 VALUES: dict[str, tuple[Any, ...]] = {
     "again": (0, 1),
     "attempt": ("{}",),
+    "checkpoint": ("1;1;\n1",),
     "followers": ('1:6:a0 0 0 0 raise x5\n"1"', "1:4:a5 36e8 7200000000 1 ignore gb\n1", ""),
     "for_us": (HOUR_US,),
     "offered": ("17634859251912340",),

@@ -19,7 +19,7 @@ from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
 from django.utils.json import normalize_json
 
-from delayq._reliable.failures import Reject, Snooze, instruction_of
+from delayq._reliable.failures import Interrupted, Reject, Snooze, instruction_of
 from delayq._reliable.message import Message  # noqa: TC001 - the worker reads the annotation
 from delayq.integrations.django._backend import DelayqBackend
 from delayq.integrations.django._outbox import DjangoOutbox
@@ -197,7 +197,7 @@ class TaskRun:
         )
         instruction = instruction_of(error)
         if isinstance(instruction, Reject) or (
-            self._message.is_last_attempt and not isinstance(instruction, Snooze)
+            self._message.is_last_attempt and not isinstance(instruction, Snooze | Interrupted)
         ):
             self._finish(TaskResultStatus.FAILED)
         else:

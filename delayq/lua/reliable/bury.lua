@@ -45,7 +45,7 @@ for at = FIRST, #ARGV, STRIDE do
     -- These tell what is permitted, and let a full server accept the rest.
     redis.call('ZREM', leased, '\255')
     redis.call('HDEL', bodies, '\255')
-    add_letter(id, why, body or '', now)
+    add_letter(id, why, body or '', now, redis.call('HGET', checkpoints, id))
     local groups = leave_groups({id})
     redis.call('ZREM', leased, id)
     delete_details({id})

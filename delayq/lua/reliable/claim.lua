@@ -127,7 +127,7 @@ local function is_gone(id, priority, record, body, expiry)
   if string.find(id, '@%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d$') then occurrences[#occurrences + 1] = id end
   if reason then
     local why = {reason = reason, attempt = record.used, priority = priority, error = redis.call('HGET', errors, id) or nil}
-    deaths[#deaths + 1] = {id, cjson.encode(why), body}
+    deaths[#deaths + 1] = {id, cjson.encode(why), body, redis.call('HGET', checkpoints, id)}
   end
   return true
 end
@@ -315,7 +315,7 @@ if #gone > 0 then
   redis.call('ZREM', leased, '\255')
   redis.call('HDEL', bodies, '\255')
 end
-for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now) end
+for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now, death[4]) end
 local token = ''
 if count > 0 then
   token = new_token(end_of_lease(now, lease_us, is_blamed_alone()))

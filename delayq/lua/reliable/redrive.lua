@@ -28,7 +28,8 @@ local now = now_us()
 local reply = {}
 for i, name in ipairs(names) do
   local letter = redis.call('HGET', dead_messages, name)
-  local why, body = string.match(letter or '', '^([^\n]*)\n(%d[^\n]*\n.*)$')
+  local why, checkpoint, body = parse_letter(letter or '')
+  body = string.match(body, '^%d[^\n]*\n.*$')
   local id = id_of(name)
   local message = body and find_message(id, now)
   if message and message.expired then
@@ -45,6 +46,7 @@ for i, name in ipairs(names) do
     redis.call('HDEL', dead_messages, '\255')
     redis.call('HSET', bodies, id, body)
     if priority > 0 then redis.call('HSET', priorities, id, priority) end
+    if checkpoint ~= '' then redis.call('HSET', checkpoints, id, checkpoint) end
     return_message(id, {used = 0, uncounted = 0}, now - (#names - i) / 4, now, group_in(body))
     delete_letters({name})
   end

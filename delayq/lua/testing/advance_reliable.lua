@@ -47,6 +47,15 @@ local function moved_body(body)
   return enqueued and string.format('%016.0f', math.max(0, enqueued - shift_us)) .. string.sub(body, 17) or body
 end
 
+-- The ends of sleeps are in the first line, each behind "=" or ",".
+local function moved_checkpoint(checkpoint)
+  local line, rest = string.match(checkpoint, '^([^\n]*)(.*)$')
+  line = string.gsub(line, '([=,])(%d+)', function(mark, moment)
+    return mark .. string.format('%016.0f', math.max(0, tonumber(moment) - shift_us))
+  end)
+  return line .. rest
+end
+
 -- The tokens that workers have stay good.
 local ids_and_ends = redis.call('ZRANGE', leased, 0, -1, 'WITHSCORES')
 for i = 1, #ids_and_ends, 2 do
@@ -63,6 +72,7 @@ move_values(attempts, function(record)
   return used and used .. back(due) .. mark or record
 end)
 move_values(expiries, back)
+move_values(checkpoints, moved_checkpoint)
 move_scores(expiry_index)
 -- A moment is written in 19 characters behind the group, a NUL, and the level where there is one.
 local function moved_text(text, level)
@@ -89,7 +99,9 @@ move_scores(remembered)
 move_scores(dead)
 move_values(dead_messages, function(letter)
   local why, body = string.match(letter, '^([^\n]*\n)(.*)$')
-  return why and why .. moved_body(body) or letter
+  if not why then return letter end
+  local size = tonumber(string.match(why, ',"checkpoint":(%d+)}\n$')) or 0
+  return why .. moved_checkpoint(string.sub(body, 1, size)) .. moved_body(string.sub(body, size + 1))
 end)
 move_scores(record_times)
 move_values(records, function(record)

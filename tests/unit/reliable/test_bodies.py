@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,11 +71,15 @@ def test_a_body_tells_when_its_message_is_due() -> None:
         assert due_us(body) == due, body
 
 
-@given(st.text(), HEADERS, st.binary())
-def test_a_letter_has_a_whole_body(reason: str, headers: dict[str, str], payload: bytes) -> None:
+@given(st.text(), HEADERS, st.binary(), st.binary())
+def test_a_letter_has_a_whole_body(
+    reason: str, headers: dict[str, str], payload: bytes, checkpoint: bytes
+) -> None:
     body = b"12" + content(headers, payload)
-    why, inside = parse_letter(content({"reason": reason}, body))
-    assert (why, inside) == ({"reason": reason}, body)
+    facts: dict[str, Any] = {"reason": reason}
+    assert parse_letter(content(facts, body)) == (facts, body, b"")
+    facts["checkpoint"] = len(checkpoint)
+    assert parse_letter(content(facts, checkpoint + body)) == (facts, body, checkpoint)
 
 
 def test_without_headers_there_is_next_to_nothing_around_a_payload() -> None:

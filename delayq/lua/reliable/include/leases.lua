@@ -32,6 +32,8 @@
 --   rate_log       ZSET  starts that rates count, all with the same score
 --   expiry_index   ZSET  ids with a time to live, scored by the moment from which they count as
 --                        absent, microseconds: its end, or that of the lease if that is later
+--   checkpoints    HASH  id to what its handler has saved, where it has: a number, which rises with
+--                        each save, and the rest, as delayq/_reliable/checkpoints.py packs it
 
 -- The token of a lease is its end as decimal text. All messages of a claim have the same, which no
 -- other lease has at that time; it stays the token when the lease is extended.
@@ -164,7 +166,7 @@ end
 local function trim_remembered(now) trim_past(remembered, now) end
 
 -- Return the hashes in which most messages have no field.
-local function sparse_hashes() return tokens, attempts, expiries, errors, priorities, positions end
+local function sparse_hashes() return tokens, attempts, expiries, errors, priorities, positions, checkpoints end
 
 -- Fail if one of these keys is of a foreign type: call this before the first write.
 local function check_details()

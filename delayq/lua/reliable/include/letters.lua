@@ -11,6 +11,17 @@ local function id_of(name)
   return string.match(name, ID_AND_STAMP) or name
 end
 
+-- A letter is the reason as JSON on one line, a newline, and the body. That of a message with a
+-- checkpoint has it between the two, and ends its JSON with the length: ,"checkpoint":120}
+
+-- Return the reason, the checkpoint, which is empty if there is none, and the rest of a letter.
+local function parse_letter(letter)
+  local why, from = string.match(letter, '^([^\n]*)\n()')
+  if not why then return letter, '', '' end
+  local size = tonumber(string.match(why, ',"checkpoint":(%d+)}$')) or 0
+  return why, string.sub(letter, from, from + size - 1), string.sub(letter, from + size)
+end
+
 -- One call drops this many letters at most, a few more than it adds.
 local MOST_TRIMMED = 600
 
@@ -20,8 +31,8 @@ local function check_letters()
   redis.call('ZSCORE', dead, '')
 end
 
--- `why` is JSON on one line.
-local function add_letter(id_or_name, why, body, now)
+-- `why` is JSON on one line; `checkpoint` is nil or false if there is none.
+local function add_letter(id_or_name, why, body, now, checkpoint)
   local id = id_of(id_or_name)
   local name = id
   if redis.call('HEXISTS', dead_messages, id) == 1 then
@@ -34,6 +45,9 @@ local function add_letter(id_or_name, why, body, now)
   end
   -- In this order, a refusal leaves no text of which nothing tells.
   redis.call('ZADD', dead, string.format('%.2f', now), name)
+  if checkpoint then
+    why, body = string.sub(why, 1, -2) .. ',"checkpoint":' .. #checkpoint .. '}', checkpoint .. body
+  end
   redis.call('HSET', dead_messages, name, why .. '\n' .. body)
 end
 
