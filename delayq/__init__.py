@@ -8,6 +8,7 @@ from delayq.errors import (
     BadDelay,
     BadInput,
     BadName,
+    BatchTimeout,
     Closed,
     CodecError,
     ConfigurationError,
@@ -19,6 +20,7 @@ from delayq.errors import (
     LeaseLost,
     MessageCancelled,
     MessageFailed,
+    NoBatch,
     NoResult,
     NotDurable,
     OutcomeUnknown,
@@ -51,6 +53,7 @@ if typing.TYPE_CHECKING:
     from delayq._dashboard import dashboard
     from delayq._redisson.delivery import Delivery
     from delayq._redisson.queue import DelayedQueue, Receipt
+    from delayq._reliable.batches import Batch, BatchStatus
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
     from delayq._reliable.failures import Interrupted, Reject, RetryAfter, Snooze
     from delayq._reliable.groups import Group, Groups
@@ -78,6 +81,9 @@ __all__ = [
     "BadDelay",
     "BadInput",
     "BadName",
+    "Batch",
+    "BatchStatus",
+    "BatchTimeout",
     "Client",
     "ClientStats",
     "Closed",
@@ -103,6 +109,7 @@ __all__ = [
     "MessageCancelled",
     "MessageFailed",
     "MessageHistory",
+    "NoBatch",
     "NoResult",
     "NotDurable",
     "Offer",
@@ -139,6 +146,8 @@ __all__ = [
 _HOMES = {
     "Attempt": "_reliable.outcomes",
     "Backoff": "backoff",
+    "Batch": "_reliable.batches",
+    "BatchStatus": "_reliable.batches",
     "Client": "client",
     "ClientStats": "stats",
     "DeadLetter": "_reliable.dead_letters",

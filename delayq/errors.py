@@ -21,6 +21,8 @@
     ├── MessageFailed                    the message whose result you want is a dead letter
     ├── NoResult                         the message whose result you want is unknown
     ├── ResultTimeout (TimeoutError)     the message whose result you want has not ended yet
+    ├── NoBatch                          there is no batch of that id
+    ├── BatchTimeout (TimeoutError)      the messages of the batch have not all ended yet
     ├── QueueFull                        the queue holds max_size messages; nothing was written
     ├── NotDurable                       stored, but not as safely as was asked for
     ├── ServerError
@@ -338,6 +340,38 @@ class ResultTimeout(DelayqError, TimeoutError):
 
     def __str__(self) -> str:
         return f"message {self.id!r} was not finished within {self.timeout:g} s"
+
+
+class NoBatch(DelayqError):
+    """There is no batch of that id, or it is remembered no longer.
+
+    Attributes:
+        id: The batch's id.
+    """
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        super().__init__(id)
+        self.id = id
+
+    def __str__(self) -> str:
+        return f"there is no batch {self.id!r}, or it has ended, and is remembered no longer"
+
+
+class BatchTimeout(DelayqError, TimeoutError):
+    """The messages of the batch have not all ended in time. They may end later.
+
+    Attributes:
+        id: The batch's id.
+        timeout: How long the call has waited, in seconds.
+    """
+
+    def __init__(self, id: str, timeout: float) -> None:  # noqa: A002
+        super().__init__(id, timeout)
+        self.id = id
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return f"batch {self.id!r} was not finished within {self.timeout:g} s"
 
 
 class ServerError(DelayqError):

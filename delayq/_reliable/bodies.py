@@ -7,9 +7,9 @@ payload. The first field is the time of the offer by the server's clock, written
 messages of one call differ, or those that were offered for one moment. The delay is in
 microseconds, such as ``36e8`` for an hour; 0 is left out. The limits are ``x`` and the number of
 attempts, ``t`` and how long a handler may take, in microseconds, ``f`` and the bytes that its
-followers take, then ``g`` and the message's group, quoted as in a URL; each is left out unless the
-message has its own. The headers are JSON on one line, or left out with the space. The followers are
-as :func:`pack` builds them, and the payload is as the codec made it.
+followers take, ``b`` and its batch, then ``g`` and the message's group, quoted as in a URL; each is
+left out unless the message has its own. The headers are JSON on one line, or left out with the
+space. The followers are as :func:`pack` builds them, and the payload is as the codec made it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ _TIME_DIGITS, _DELAY_DIGITS = 25, 20
 # A number with more digits is not a time, and takes a long time to parse.
 _TIMES = re.compile(
     rb"([0-9]{1,16})([0-9]{0,9})(?:\+([0-9]{1,20})(?:e(1?[0-9]))?)?"
-    rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?(?:f([0-9]{1,9}))?(?:g([^ \n]{1,1536}))?[ \n]"
+    rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?(?:f([0-9]{1,9}))?"
+    rb"(?:b([0-9]{1,24}))?(?:g([^ \n]{1,1536}))?[ \n]"
 )
-_GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?(?:f[0-9]+)?g([^ \n]+)")
+_GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?(?:f[0-9]+)?(?:b[0-9]+)?g([^ \n]+)")
+_BEFORE_BATCH = re.compile(rb"\A(?:x[0-9]+)?(?:t[0-9]+)?(?:f[0-9]+)?")
+# What may follow from a message: followers, or those of its batch.
+_LEADS_ON = re.compile(rb"[0-9+ext]*[fb][0-9]")
 # A follower, up to its content: the lengths of its id and of its content, the id, and its options.
 _LENGTHS = re.compile(rb"([0-9]{1,4}):([0-9]{1,9}):")
 _OPTIONS = re.compile(rb"([0-9]) (@?[0-9e]{1,20}) ([0-9]{1,20}) ([0-9]{1,20}) ([a-z]+) ")
@@ -146,6 +150,7 @@ class Body(NamedTuple):
         timeout_us: How long a handler may take, in microseconds, if the message says so.
         group: The message's group, if it has one.
         followers: The messages that its acknowledgement stores, in order.
+        batch: The batch that it belongs to, or follows from, if any.
     """
 
     enqueued_us: int
@@ -155,6 +160,7 @@ class Body(NamedTuple):
     timeout_us: int | None
     group: str | None = None
     followers: tuple[OptionsMessage, ...] = ()
+    batch: str | None = None
 
     def __repr__(self) -> str:
         # Headers and payloads may be private, and tracebacks are logged.
@@ -193,6 +199,11 @@ def content(
     return limits + line + b"\n" + followers + payload
 
 
+def with_batch(content: bytes, batch: str) -> bytes:
+    """Return what :func:`content` has built, with the batch that the message belongs to."""
+    return _BEFORE_BATCH.sub(rb"\g<0>b%b" % batch.encode(), content, count=1)
+
+
 def group_in(content: bytes) -> str | None:
     """Return the group of a message from what :func:`content` has built; None if it has none."""
     match = _GROUP.match(content)
@@ -221,9 +232,17 @@ def parse(body: bytes) -> Body:
         payload[size:],
         None if times[5] is None else int(times[5]),
         None if times[6] is None else int(times[6]),
-        None if times[8] is None else unquote(times[8].decode(errors="replace")),
+        None if times[9] is None else unquote(times[9].decode(errors="replace")),
         tuple(unpack(payload[:size])) if size else (),
+        None if times[8] is None else times[8].decode(),
     )
+
+
+def may_lead_on(body: bytes) -> bool:
+    """Return whether something may follow from the message with this body: it has followers, or a
+    batch.
+    """
+    return _LEADS_ON.match(body) is not None
 
 
 def pack(followers: Iterable[OptionsMessage]) -> bytes:

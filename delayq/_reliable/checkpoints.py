@@ -26,7 +26,7 @@ from delayq.errors import BadInput, DecodeError, EncodeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from delayq._reliable.partition import MessageContext
+    from delayq._reliable.message_context import MessageContext
     from delayq._reliable.replies import Claim
     from delayq.errors import LeaseLost
 
@@ -198,7 +198,7 @@ class Checkpoint:
         return remaining
 
     def _end_if_stopping(self) -> None:
-        if self._context.is_stopping():
+        if self._context.handle.is_stopping():
             raise Interrupted
 
     async def _now_us(self) -> int:

@@ -323,8 +323,8 @@ class ClaimAcknowledger(Acknowledger[Claim]):
     """Ends and extends the leases of one partition's messages.
 
     Attributes:
-        has_followers: Whether messages have followed from any that were acknowledged here. It stays
-            true, because a count that drifts would lose followers.
+        has_followers: Whether messages may have followed from any that were acknowledged here, or
+            from their batches. It stays true, because a count that drifts would lose followers.
     """
 
     def __init__(
@@ -460,7 +460,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
     def _ack_request(self, claims: Sequence[Claim], slot: int) -> Request:
         del slot
         self._suspects.finish(claims)
-        if self.has_followers and any(getattr(claim, "followers", ()) for claim in claims):
+        if self.has_followers and any(hasattr(claim, "followers") for claim in claims):
             return self._store.ack_then_request(claims)
         if self._settings.stored.keep_us:
             return self._store.finish_request(claims)

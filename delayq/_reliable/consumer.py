@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._engine import prefetch
-from delayq._engine.leases import Batch
+from delayq._engine.leases import Batch as Prefetched
 from delayq._engine.reader import Reader
 from delayq._generics import T
+from delayq._reliable.batches import Batch
 from delayq._reliable.failures import RetryRules
 from delayq._reliable.ids import is_occurrence
 from delayq._reliable.message import Message
-from delayq._reliable.partition import MessageContext
+from delayq._reliable.message_context import MessageContext
 from delayq._reliable.replies import Claim
 from delayq.errors import Closed
 
@@ -127,7 +128,11 @@ class Consumer(Generic[M]):
             if deadline is not None:
                 remaining = max(0.0, deadline - queue.loop.time()) if wait else 0.0
 
-    def wrap(self, claim: Claim, ahead: Batch[Any] | None = None) -> M:
+    def batch(self, id: str) -> Batch:  # noqa: A002
+        """Return the batch with an id."""
+        return Batch(id, self.queue, self.codec)
+
+    def wrap(self, claim: Claim, ahead: Prefetched[Any] | None = None) -> M:
         """Count a claimed message as delivered, and return it as its handler gets it.
 
         ``ahead`` holds the messages that are handled next.
@@ -222,7 +227,7 @@ class Consumer(Generic[M]):
                 self._hooks,
                 queue.reports,
                 self.encoder,
-                self.is_stopping,
+                self,
             )
         return self._contexts[number]
 
@@ -365,7 +370,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
         )
         queue = handle.queue
         self.name: str = queue.name
-        self.ahead: Batch[Any] = Batch()
+        self.ahead: Prefetched[Any] = Prefetched()
         self.ahead.is_fetching, self.ahead.max_unanswered = True, 2 * concurrency
         self.give_back: Callable[[Iterable[Numbered[Claim]]], None] = queue.dispatcher.give_back
         self.quiet: Callable[[float], Awaitable[None]] = queue.quiet

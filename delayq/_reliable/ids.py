@@ -84,6 +84,13 @@ def new_id_in(partition: int, partitions: int) -> str:
             return beginning + endings[0]
 
 
+def new_ids_in(partition: int, partitions: int) -> Iterator[str]:
+    """Yield new ids whose messages lie in a certain partition."""
+    while True:
+        beginning, _ = new_block()
+        yield from (beginning + ending for ending in endings_in(beginning, partition, partitions))
+
+
 def follower_id(predecessor: bytes, number: int, partition: int, partitions: int) -> str:
     """Return the id of the ``number``-th message that follows from another one: the same whenever
     the other one is acknowledged, and in its partition.

@@ -51,7 +51,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|remembered|shared_moments|dead|dead:messages|paused|kept_slots"
-    rf"|schedules|record_times|records|workers|history|{'|'.join(MESSAGES[PRIORITIES:])})$"
+    rf"|schedules|record_times|records|workers|history|batches|batch_members|{'|'.join(MESSAGES[PRIORITIES:])})$"
 )
 _KEY = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _KEY_OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
@@ -100,6 +100,10 @@ class ReliableKeys:
     """HASH of these records by id."""
     awaited: str
     """ZSET of ids whose end clients wait for, scored by the end of that, microseconds."""
+    batches: str
+    """HASH of batches by id, and of the messages that follow from them."""
+    batch_members: str
+    """ZSET of the messages of batches, by batch, state and id, all with the same score."""
     history: str
     """HASH of what happened in the queue, by minute and hour."""
     workers: str
@@ -157,6 +161,8 @@ class ReliableKeys:
             record_times=f"{prefix}record_times",
             records=f"{prefix}records",
             awaited=f"{prefix}awaited",
+            batches=f"{prefix}batches",
+            batch_members=f"{prefix}batch_members",
             history=f"{prefix}history",
             workers=f"{prefix}workers",
             worker_facts=f"{prefix}workers:facts",

@@ -13,7 +13,7 @@ import anyio
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LEASE_ENDED, await_ack, check_outcome, settle_quietly
 from delayq._generics import T
-from delayq._reliable.bodies import parse, plain_payload
+from delayq._reliable.bodies import may_lead_on, parse, plain_payload
 from delayq._reliable.checkpoints import Checkpoint
 from delayq._reliable.failures import (
     Interrupted,
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from delayq._engine.leases import Batch
+    from delayq._engine.leases import Batch as Prefetched
+    from delayq._reliable.batches import Batch
     from delayq._reliable.bodies import Body, OptionsMessage
+    from delayq._reliable.message_context import MessageContext
     from delayq._reliable.offers import Offer
-    from delayq._reliable.partition import MessageContext
     from delayq._reliable.replies import Claim, State
     from delayq.instrumentation import Observation
 
@@ -100,7 +101,7 @@ class Message(Generic[T]):
         claim: Claim,
         context: MessageContext[T],
         state: State = "leased",
-        ahead: Batch[Any] | None = None,
+        ahead: Prefetched[Any] | None = None,
         error: str | None = None,
     ) -> None:
         """Args:
@@ -195,6 +196,12 @@ class Message(Generic[T]):
         return self._parts().group
 
     @property
+    def batch(self) -> Batch | None:
+        """The batch that it belongs to, or that it follows from; None if there is none."""
+        batch = self._parts().batch
+        return None if batch is None else self._context.handle.batch(batch)
+
+    @property
     def enqueued_at(self) -> datetime:
         """The time it was offered, by the server's clock (UTC)."""
         return moment_us(self._parts().enqueued_us)
@@ -241,9 +248,9 @@ class Message(Generic[T]):
         context, claim = self._context, self._claim
         follower = context.encoder.follower(offer, self)
         context.partition.check_home(follower)
-        followers = [*self._followers(), follower]
+        followers = [*(claim.followers if self._leads_on() else ()), follower]
         context.encoder.packed(followers)
-        claim.followers = context.partition.with_ids(claim.id, followers)  # type: ignore[misc]  # a slot of its base
+        self._add_followers(followers)
 
     async def ack(self, result: object = None, *, then: Iterable[Offer[Any]] = ()) -> None:
         """Acknowledge the message: it has been handled, and is deleted.
@@ -272,8 +279,8 @@ class Message(Generic[T]):
         self.keep_result(result)
         claim = self._claim
         size = len(getattr(claim, "result", b""))
-        if followers := self._followers():
-            size += sum(len(follower.content) for follower in followers)
+        if self._leads_on():
+            size += sum(len(follower.content) for follower in claim.followers)
             self._context.acknowledger.has_followers = True
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
         self._context.keeper.let_go(claim)
@@ -291,23 +298,26 @@ class Message(Generic[T]):
             raise
         self._mark_settled()
 
-    def _followers(self) -> list[OptionsMessage]:
-        """Return the messages that the acknowledgement stores: those that the message was offered
-        with, and those of :meth:`then`.
-        """
+    def _leads_on(self) -> bool:
+        """Return whether the acknowledgement may store messages, and note these with the claim."""
         claim = self._claim
-        if self._parsed is None:
-            # Most bodies name none. Those of which only the value was read are plain; of others,
-            # the first line tells.
-            body = claim.body
-            if self._value is not None or body.find(b"f", 0, body.find(b"\n")) < 0:
-                return []
-        if not hasattr(claim, "followers"):
-            with suppress(DecodeError):
-                stored = self._parts().followers
-                named = self._context.partition.with_ids(claim.id, stored)
-                claim.followers = named  # type: ignore[misc]  # a slot of its base
-        return getattr(claim, "followers", [])
+        if hasattr(claim, "followers"):
+            return True
+        # Most bodies are plain, and need no closer look.
+        if self._parsed is None and not may_lead_on(claim.body):
+            return False
+        with suppress(DecodeError):
+            parts = self._parts()
+            if parts.followers or parts.batch is not None:
+                self._add_followers(parts.followers)
+                return True
+        return False
+
+    def _add_followers(self, followers: Iterable[OptionsMessage]) -> None:
+        """Have the acknowledgement store these messages, or none, and count for its batch."""
+        claim = self._claim
+        named = self._context.partition.with_ids(claim.id, followers)
+        claim.followers = named  # type: ignore[misc]  # a slot of its base
 
     @property
     def keeps_result(self) -> bool:
@@ -586,7 +596,7 @@ class Message(Generic[T]):
         if (
             ahead is not None
             and (ahead or ahead.is_fetching)
-            and not self._followers()
+            and not self._leads_on()
             and context.acknowledger.ack_and_forget(claim, ahead.max_unanswered)
         ):
             self._settled = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.scripts import Script
 from delayq._reliable.keys import MESSAGES
+from delayq._reliable.scripts import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -37,7 +38,7 @@ Kind = Literal["scores", "fields", "new fields"]
 ASIDE = (
     *MESSAGES,
     *("remembered", "shared_moments", "dead", "dead_messages", "schedules"),
-    *("record_times", "records", "awaited", "kept_slots"),
+    *("record_times", "records", "awaited", "kept_slots", "batches", "batch_members"),
 )
 """The keys of a partition whose content was placed by the number of partitions."""
 GROUP_FIELD = b"group:"
@@ -76,7 +77,7 @@ class MovedPartition:
             raise SettingsChanged("another process has taken the move over")
         self._epoch = settings.epoch
 
-    async def hold_back(self, step: Literal["pause", "resume", "retire"]) -> None:
+    async def hold_back(self, step: Literal["pause", "resume", "stay", "retire"]) -> None:
         """Pause the partition, end the pause, or end its use: see ``hold_back.lua``."""
         await self._client.run(HOLD_BACK, self._keys.of_script(HOLD_BACK), (self._epoch, step))
 
@@ -88,6 +89,14 @@ class MovedPartition:
             for key in (self._keys.leased, self._keys.kept_slots)
         ]
         return sum(counts)
+
+    async def has_open_batches(self) -> bool:
+        """Return whether the messages of a batch have not all ended."""
+        async for batches in self._scan(self._keys.batches, PAGE):
+            for batch, _ in batches:
+                if b"\0" not in batch and await self._store.has_open_members(batch):
+                    return True
+        return False
 
     async def set_aside(self, partitions: str) -> int:
         """Put everything aside, unless workers have messages, and let nothing be stored here.

@@ -29,7 +29,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._redis.error_reader import SettingsChanged
-from delayq._reliable.bodies import group_in, parse_letter
+from delayq._reliable.bodies import group_in, parse, parse_letter
 from delayq._reliable.ids import home_of, partition_of
 from delayq._reliable.keys import MESSAGES, PRIORITIES
 from delayq._reliable.moved_partition import GROUP_FIELD, MovedPartition
@@ -117,7 +117,8 @@ class Mover:
 
         Raises:
             ConfigurationError: The queue is being moved to another number of partitions, its limit
-                is smaller than the number, or another release has written it.
+                is smaller than the number, another release has written it, or it has batches that
+                have not ended.
             ServerUnavailable: Another process changes the number of partitions, or has taken the
                 move over.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
@@ -140,7 +141,7 @@ class Mover:
                 stored = await phases[move[2]](stored)
         except SettingsChanged:
             raise self._taken_over() from None
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConfigurationError):
             await asyncio.shield(self._give_up(beginning))
             raise
         except ServerError as error:
@@ -201,10 +202,24 @@ class Mover:
         """Pause the queue, and wait until workers have finished what they have."""
         await self._take(stored, self._sources)
         while running := await self._count_running():
+            await self._check_batches()
             self._report(running=running)
             await asyncio.sleep(_PAUSE)
+        await self._check_batches()
         self._holds = True
         return await self._step("hold")
+
+    async def _check_batches(self) -> None:
+        """Check that no batch has messages that are still to come, while none can begin.
+
+        The messages of a batch lie in one partition. Moved by their ids, they would not.
+        """
+        if any(await _gather(source.has_open_batches() for source in self._sources)):
+            queue = shlex.quote(self._state.queue)
+            raise ConfigurationError(
+                f"queue {self._state.queue!r} has batches that have not ended, and cannot be moved"
+                f" before: wait for them, or cancel them; list them with: delayq batch {queue}"
+            )
 
     async def _count_running(self) -> int:
         """Return how many messages workers have, while they get no more."""
@@ -222,8 +237,8 @@ class Mover:
                 return False
             await self._take(await self._step("undo"), self._sources)
             # In this order: what is interrupted here can be continued, or given up again.
-            if not self._was_paused:
-                await _gather(source.hold_back("resume") for source in self._sources)
+            step: Literal["stay", "resume"] = "stay" if self._was_paused else "resume"
+            await _gather(source.hold_back(step) for source in self._sources)
             await self._first.repartition("give up", self._token, self._to)
         except (SettingsChanged, ConfigurationError):
             # Another process has continued the move, or moves the queue to another number.
@@ -269,10 +284,10 @@ class Mover:
         """Give the partitions their settings, and end the pause."""
         await self._take(stored, self._partitions)
         await _gather(source.drop_everything() for source in self._sources)
+        step: Literal["stay", "resume"] = "stay" if self._was_paused else "resume"
         await _gather(
-            partition.hold_back("retire" if partition.number >= self._to else "resume")
+            partition.hold_back("retire" if partition.number >= self._to else step)
             for partition in self._partitions
-            if partition.number >= self._to or not self._was_paused
         )
         return await self._step("end")
 
@@ -406,6 +421,8 @@ class _Source:
                 self._members("rate_log", self._of_groups, self._partition.starts_of_groups),
                 self._members("record_times", self._of_messages),
                 self._members("awaited", self._of_messages),
+                self._fields("batches", self._of_batches, large=True),
+                self._members("batch_members", self._of_batches),
                 # Those of groups are looked for in the partition of the group, which is not known
                 # here.
                 self._members("remembered", _by_content(lambda _: None)),
@@ -435,6 +452,10 @@ class _Source:
                 ),
             )
         )
+
+    async def _of_batches(self, entries: Sequence[Entry]) -> list[int | None]:
+        """Return the partitions of batches that have ended, by what begins with their ids."""
+        return [self._move.of_name(name.partition(b"\0")[0]) for name, _ in entries]
 
     async def _of_groups(self, entries: Sequence[Entry]) -> list[int | None]:
         """Return the partitions of groups, by members that are, or begin with, their names."""
@@ -529,7 +550,12 @@ class _Source:
 
     def _of_letter(self, name: bytes, letter: bytes | None) -> int:
         with suppress(ValueError):
-            return self._of_body(name, parse_letter(letter or b"")[1])
+            body = parse_letter(letter or b"")[1]
+            parts = parse(body)
+            # Its batch counts it again if it is redriven.
+            if parts.group is None and parts.batch is not None:
+                return self._move.of_name(parts.batch.encode())
+            return self._of_body(name, body)
         return self._move.of_id(name)
 
     async def _move_group_settings(self) -> None:

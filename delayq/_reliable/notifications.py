@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, OutcomeUnknown, ResultTimeout, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from delayq._engine.context import EngineContext
     from delayq._reliable.outcomes import Outcome
@@ -86,17 +87,39 @@ class MessageNotifications:
             ServerError: The server refuses the call.
             Closed: The queue was closed.
         """
+        with self.subscribed(id) as event:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await self._wait(id, event, read)
+            except TimeoutError as error:
+                raise ResultTimeout(id, timeout or 0.0) from error.__cause__
+
+    @contextmanager
+    def subscribed(self, id: str) -> Iterator[asyncio.Event]:  # noqa: A002
+        """Give the block an event that is set when a message or batch may have ended."""
         event, key = asyncio.Event(), id.encode()
         self._waits.setdefault(key, set()).add(event)
         try:
-            async with asyncio.timeout(timeout):
-                return await self._wait(id, event, read)
-        except TimeoutError as error:
-            raise ResultTimeout(id, timeout or 0.0) from error.__cause__
+            yield event
         finally:
             self._waits[key].discard(event)
             if not self._waits[key]:
                 del self._waits[key]
+
+    async def pause(self, event: asyncio.Event, timeout: float | None) -> None:
+        """Wait for an event for at most ``timeout`` seconds, or without limit if that is None.
+
+        Raises:
+            Closed: The queue was closed.
+        """
+        notified = asyncio.ensure_future(event.wait())
+        futures: set[asyncio.Future[object]] = {notified, self._closing}  # type: ignore[arg-type]
+        try:
+            await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            notified.cancel()
+        if self._closing.done():
+            raise Closed("the queue is closed")
 
     async def _wait(
         self,
@@ -125,11 +148,4 @@ class MessageNotifications:
                 if outcome.ends_us is not None:
                     # Nobody announces the end of a message that no worker takes.
                     pause = max(0, outcome.ends_us - alive_us) / 1_000_000 + _EXPIRY_MARGIN
-            notified = asyncio.ensure_future(event.wait())
-            futures: set[asyncio.Future[object]] = {notified, self._closing}  # type: ignore[arg-type]
-            try:
-                await asyncio.wait(futures, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                notified.cancel()
-            if self._closing.done():
-                raise Closed("the queue is closed")
+            await self.pause(event, pause)

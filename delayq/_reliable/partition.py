@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from delayq._engine.context import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
-from delayq._generics import T
 from delayq._reliable.claims import ClaimAcknowledger, Claims
 from delayq._reliable.ids import follower_id, home_of
 from delayq._reliable.offers import PartitionOffers
@@ -19,7 +17,7 @@ from delayq.errors import BadInput
 from delayq.stats import QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from delayq._engine.context import EngineContext
     from delayq._engine.dispatcher import Dispatcher
@@ -29,59 +27,16 @@ if TYPE_CHECKING:
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.return_calls import ShutdownCalls
     from delayq._reliable.bodies import OptionsMessage
-    from delayq._reliable.failures import RetryRules
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.notifications import MessageNotifications
-    from delayq._reliable.offers import OfferEncoder
     from delayq._reliable.replies import Claim
     from delayq._reliable.reports import Reports
-    from delayq.codecs import Codec
-    from delayq.instrumentation import Hooks
 
 # Announced on the channel of the settings by cancel.lua, like each new epoch by configure.lua.
 _CANCELLED = b"cancelled"
 # Announced there by the scripts that end messages.
 _FINISHED = b"finished"
-
-
-@dataclass(frozen=True, slots=True)
-class MessageContext(Generic[T]):
-    """The properties that all messages share that one handle takes from one partition.
-
-    Attributes:
-        codec: Decodes their values.
-        partition: The partition they come from.
-        acknowledger: Acknowledges them.
-        retry_rules: Decides what becomes of them after a failed attempt.
-        keeper: Renews their leases.
-        loop: The client's event loop.
-        cancelled: As in :class:`MessageNotifications`.
-        hooks: The observers to notify.
-        reports: Measures how late messages are, and how long handlers take.
-        encoder: Encodes the results of handlers, and the messages that follow.
-        is_stopping: Returns whether the handlers of messages are to end soon.
-        variants: The contexts that differ from this one in their retry rules, by these.
-    """
-
-    codec: Codec[T]
-    partition: Partition
-    acknowledger: ClaimAcknowledger
-    retry_rules: RetryRules
-    keeper: LeaseKeeper[Claim]
-    loop: asyncio.AbstractEventLoop
-    cancelled: Mapping[tuple[bytes, bytes], None]
-    hooks: Hooks
-    reports: Reports
-    encoder: OfferEncoder[T]
-    is_stopping: Callable[[], bool]
-    variants: dict[RetryRules, MessageContext[T]] = field(default_factory=dict, compare=False)
-
-    def with_rules(self, rules: RetryRules) -> MessageContext[T]:
-        """Return this context with other retry rules."""
-        if rules not in self.variants:
-            self.variants[rules] = replace(self, retry_rules=rules)
-        return self.variants[rules]
 
 
 class PartitionOwner(Protocol):

@@ -11,9 +11,11 @@ from delayq._durations import Duration, estimated_delay, seconds, when_due
 from delayq._engine import durability as durabilities
 from delayq._functions import spell_out
 from delayq._generics import T
+from delayq._reliable.batches import BatchOffers
 from delayq._reliable.consumer import Consumer, WorkerPort
 from delayq._reliable.dead_letters import DeadLetters
 from delayq._reliable.groups import Groups
+from delayq._reliable.ids import checked_id
 from delayq._reliable.known_settings import Declaration
 from delayq._reliable.message import Message
 from delayq._reliable.offers import STORED, USUAL_PRIORITY, Offer, OfferEncoder, with_headers
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from delayq._engine.session import Session
+    from delayq._reliable.batches import Batch
     from delayq._reliable.bodies import NewMessage
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.offers import OnDuplicate
@@ -265,6 +268,58 @@ class ReliableQueue(Recurring[T], Generic[T]):
             messages = self._encoder.messages(with_headers(checked, sending.headers))
             sending.ids = ids = await self._sender.send_many(messages, durability)
         return ids
+
+    async def offer_batch(
+        self,
+        offers: Iterable[Offer[T]],
+        *,
+        then: Offer[T] | None = None,
+        on_failure: Offer[T] | None = None,
+        durability: str | None = None,
+    ) -> Batch:
+        """Store messages that belong together, and what follows when all of them have ended.
+
+        Args:
+            offers: The messages, up to 100,000. They lie in one partition: if the queue has
+                several, give all of them the same group, or none. One whose id is taken, with
+                ``on_duplicate="ignore"``, does not belong to the batch.
+            then: A message that is stored once, when all of them have been handled: at once if
+                there are none.
+            on_failure: A message that is stored once, when the first of them becomes a dead letter,
+                expires, or is cancelled or purged. If dead letters are redriven and handled,
+                ``then`` is stored as well.
+            durability: Overrides the queue's own setting, as in :meth:`offer`.
+
+        Returns:
+            The batch. ``message.batch`` gives it to the handlers of its messages, and of those that
+            follow.
+
+        Raises:
+            BadInput, EncodeError: Nothing was written.
+            DuplicateMessage, QueueFull, OutcomeUnknown, ServerError, Closed: The messages are not
+                stored, or only some of them are, as for :meth:`offer_many`. Then the batch never
+                finishes, and its status says that it was not offered whole.
+        """
+        self._check_open()
+        if not isinstance(offers, Iterable):
+            raise BadInput(f"offers must be a list of Offer, not {offers!r}")
+        checked: Sequence[Offer[T]] = list(offers)
+        batches = BatchOffers(self._open, self._sender, self._encoder)
+        if not (hooks := self._hooks).sending:
+            encoded = batches.encode(checked, then, on_failure)
+            batch, _ = await batches.send(encoded, durability)
+        else:
+            sending = OfferEvent(self.name, "reliable", len(checked), batch=True, delay=None)
+            with hooks.around_sending(sending):
+                checked = with_headers(checked, sending.headers)
+                encoded = batches.encode(checked, then, on_failure)
+                batch, sending.ids = await batches.send(encoded, durability)
+        return self._consumer.batch(batch)
+
+    def batch(self, id: str) -> Batch:  # noqa: A002
+        """Return the batch with an id. Its methods tell whether there is one."""
+        self._check_open()
+        return self._consumer.batch(checked_id(id))
 
     # Taking
 

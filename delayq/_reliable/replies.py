@@ -49,7 +49,8 @@ class ClaimExtras:
     Attributes:
         begun_at: When its handler began, in loop time.
         result: The encoded result of its handler, if there is one.
-        followers: The messages that its acknowledgement stores, if there are any.
+        followers: The messages that its acknowledgement stores, or none if it belongs to a batch;
+            unset for most messages, from which nothing follows.
         counted_start: Its start, if a rate has counted it.
         ttl_ends_at: Local time at which its time to live ends, in seconds, if it has one.
     """

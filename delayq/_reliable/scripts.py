@@ -1,7 +1,8 @@
 """The scripts of a reliable queue, and how to run them.
 
 The stores have a typed method for each script and command: :class:`ClaimStore`,
-:class:`LetterStore`, :class:`ScheduleStore` and, with all of these, :class:`ReliableStore`. Nothing
+:class:`LetterStore`, :class:`ScheduleStore`, :class:`BatchStore` and, with all of these,
+:class:`ReliableStore`. Nothing
 else knows which script or command a question takes, with which keys, or in which shape its reply
 comes, except for :mod:`delayq._reliable.moved_partition` and the modules that store offers. Methods
 that run at once raise the errors of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
@@ -44,6 +45,10 @@ DROP_DEAD = Script("reliable/drop_dead")
 TRIM_DEAD = Script("reliable/trim_dead")
 FINISH = Script("reliable/finish")
 ACK_THEN = Script("reliable/ack_then")
+JOIN_BATCH = Script("reliable/join_batch")
+SEAL_BATCH = Script("reliable/seal_batch")
+LIST_MEMBERS = Script("reliable/list_members")
+BATCH_STATUS = Script("reliable/batch_status")
 OUTCOME = Script("reliable/outcome")
 AWAIT = Script("reliable/await")
 RESUME = Script("reliable/resume")

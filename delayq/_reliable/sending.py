@@ -117,7 +117,7 @@ class Sender:
 
         The arguments are those of :meth:`submit`.
         """
-        settings = await self._settings_for_offers(durability)
+        settings = await self.settings_for_offers(durability)
         if not settings.max_size and self.durability is None:
             self._direct_settings = settings
         partition, message = self._place(message)
@@ -160,7 +160,7 @@ class Sender:
             messages: The messages.
             durability: Overrides the handle's own setting.
         """
-        settings = await self._settings_for_offers(durability)
+        settings = await self.settings_for_offers(durability)
         if settings.max_size or not all(message.id_generated for message in messages):
             await self._queue.flush()
         outcomes: list[Any] | None = None
@@ -177,7 +177,27 @@ class Sender:
             await self._send_all(messages, durability, outcomes)
         return [message.id for message in messages]
 
-    async def _settings_for_offers(self, durability: str | None) -> StoredSettings:
+    async def send_members(
+        self, messages: MutableSequence[NewMessage], durability: str | None
+    ) -> list[str]:
+        """Store messages that have ids, as :meth:`send_many` does.
+
+        Returns:
+            The ids of those that are not stored, because there are messages of these ids already,
+            which are to stay.
+        """
+        await self.settings_for_offers(durability)
+        await self._queue.flush()
+        outcomes: list[Any] = [None] * len(messages)
+        await self._send_some(messages, range(len(messages)), durability, outcomes)
+        await self._send_all(messages, durability, outcomes)
+        return [
+            message.id
+            for message, outcome in zip(messages, outcomes, strict=True)
+            if outcome is _IGNORED
+        ]
+
+    async def settings_for_offers(self, durability: str | None) -> StoredSettings:
         """Return the settings of the queue, which are known and declared before anything is sent.
 
         Checks the durability first.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from delayq._engine.store import due_counts
 from delayq._redis.scripts import Request
 from delayq._reliable import scripts
+from delayq._reliable.batch_store import BatchStore
 from delayq._reliable.claim_store import ClaimStore
 from delayq._reliable.letter_store import LetterStore
 from delayq._reliable.outcomes import Outcome
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from delayq.stats import Activity, WorkerInfo
 
 
-class ReliableStore(ClaimStore, LetterStore, ScheduleStore):
+class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
     """Reads and changes settings and messages, besides what its bases do."""
 
     # Settings

@@ -98,15 +98,18 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
     ("reliable", "admin"): _Work(
         f"{_READ_RELIABLE} hscan set zmscore hset hdel hlen pttl pexpire unlink zrem"
         " time zcount zrangebylex zremrangebylex",
-        "remembered shared_moments awaited record_times records rate_log aside",
+        "remembered shared_moments awaited record_times records rate_log batches batch_members"
+        " aside",
     ),
-    ("reliable", "dashboard"): _Work(_READ_RELIABLE, "dead_messages schedules settings"),
+    ("reliable", "dashboard"): _Work(
+        f"{_READ_RELIABLE} hscan", "dead_messages schedules settings batches"
+    ),
 }
 
 _KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns summons"
 _KEYS_OF_RELIABLE = (
     "wake summons remembered shared_moments dead dead_messages paused kept_slots schedules"
-    " record_times records awaited settings history workers worker_facts"
+    " record_times records awaited batches batch_members settings history workers worker_facts"
 )
 
 

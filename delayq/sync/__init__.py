@@ -12,6 +12,7 @@ administer, with the same names, arguments and errors. To handle messages, use
 
 from delayq.sync._client import Client, connect
 from delayq.sync._queues import (
+    Batch,
     DeadLetters,
     DelayedQueue,
     Groups,
@@ -22,6 +23,7 @@ from delayq.sync._queues import (
 )
 
 __all__ = [
+    "Batch",
     "Client",
     "DeadLetters",
     "DelayedQueue",

@@ -12,6 +12,7 @@ from datetime import tzinfo
 from delayq import client as asynchronous
 from delayq._durations import Duration
 from delayq._generics import T
+from delayq._reliable.batches import BatchStatus
 from delayq._reliable.dead_letters import DeadLetter
 from delayq._reliable.groups import Group
 from delayq._reliable.limits import Limit
@@ -44,7 +45,21 @@ from typing import Self
 from typing import Unpack
 from typing import overload
 
-__all__ = ['Client', 'DeadLetters', 'DelayedQueue', 'Groups', 'Pending', 'Ready', 'Receipt', 'ReliableQueue', 'connect']
+__all__ = ['Batch', 'Client', 'DeadLetters', 'DelayedQueue', 'Groups', 'Pending', 'Ready', 'Receipt', 'ReliableQueue', 'connect']
+
+class Batch:
+    """A batch of messages, from :meth:`ReliableQueue.offer_batch`, for code that is not
+    asynchronous. The methods are those of :class:`delayq.Batch`.
+    """
+    id: str
+    def status(self) -> BatchStatus:
+        """Return how far its messages are."""
+    def wait(self, timeout: Duration | None = None) -> BatchStatus:
+        """Wait until all of its messages have ended, and return how."""
+    def cancel(self, *, running: bool = False) -> int:
+        """Cancel the messages that have not ended."""
+    def results(self) -> dict[str, Any]:
+        """Return the results of the messages that were handled, by their ids."""
 
 class Client:
     """A connection to one server, and the queues on it, for code that is not asynchronous."""
@@ -280,6 +295,17 @@ class ReliableQueue(Generic[T]):
         durability: str | None = None,
     ) -> builtins.list[str]:
         """Store many messages in few round trips. All of them are checked before any is written."""
+    def offer_batch(
+        self,
+        offers: Iterable[Offer[T]],
+        *,
+        then: Offer[T] | None = None,
+        on_failure: Offer[T] | None = None,
+        durability: str | None = None,
+    ) -> Batch:
+        """Store messages that belong together, and what follows when all of them have ended."""
+    def batch(self, id: str) -> Batch:
+        """Return the batch with an id. Its methods tell whether there is one."""
     def cancel(self, id: str, *, running: bool = False) -> bool:
         """Remove a message, due or not, unless a worker has it."""
     def cancel_many(self, ids: Iterable[str], *, running: bool = False) -> builtins.list[bool]:

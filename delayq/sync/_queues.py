@@ -13,6 +13,7 @@ from delayq._redisson.queue import DelayedQueue as AsyncDelayedQueue
 from delayq._redisson.queue import Receipt as AsyncReceipt
 from delayq._redisson.views import Pending as AsyncPending
 from delayq._redisson.views import Ready as AsyncReady
+from delayq._reliable.batches import Batch as AsyncBatch
 from delayq._reliable.dead_letters import DeadLetters as AsyncDeadLetters
 from delayq._reliable.groups import Groups as AsyncGroups
 from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
@@ -83,6 +84,28 @@ class Groups(_Part):
     _NAME = "groups"
 
 
+@forwards(AsyncBatch)
+class Batch:
+    """A batch of messages, from :meth:`ReliableQueue.offer_batch`, for code that is not
+    asynchronous. The methods are those of :class:`delayq.Batch`.
+
+    Attributes:
+        id: The batch's id.
+    """
+
+    id: str
+
+    def __init__(self, queue: QueueRef[AsyncReliableQueue[Any]], batch: str) -> None:
+        self.id = batch
+        self._queue = queue
+
+    def __repr__(self) -> str:
+        return f"<delayq.sync.Batch {self.id!r}>"
+
+    def _run(self, call: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+        return self._queue.run(lambda queue: call(queue.batch(self.id)))
+
+
 @forwards(AsyncReliableQueue)
 class ReliableQueue(_Queue, Generic[T]):
     """A reliable queue for code that is not asynchronous.
@@ -105,6 +128,10 @@ class ReliableQueue(_Queue, Generic[T]):
         super().__init__(name, queue)
         self.dead = DeadLetters(queue)
         self.groups = Groups(queue)
+
+    def _run(self, call: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+        result = super()._run(call)
+        return Batch(self._queue, result.id) if isinstance(result, AsyncBatch) else result
 
 
 @forwards(AsyncReceipt)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime, tzinfo
     from typing import Unpack
 
+    from delayq._reliable.batches import Batch
     from delayq._reliable.failures import Reject, RetryAfter, Snooze
     from delayq._reliable.offers import Offer, OfferOptions
     from delayq._reliable.queue import ReliableQueue
@@ -489,6 +490,28 @@ class Tasks:
         Arguments, result and errors are those of :meth:`delayq.ReliableQueue.offer_many`.
         """
         return await self.queue.offer_many(offers, durability=durability)
+
+    async def offer_batch(
+        self,
+        offers: Iterable[Offer[Call]],
+        *,
+        then: Offer[Call] | None = None,
+        on_failure: Offer[Call] | None = None,
+        durability: str | None = None,
+    ) -> Batch:
+        """Offer calls that belong together, and the one that follows when all of them have ended.
+
+        ::
+
+            await tasks.offer_batch(
+                [resize.to_offer(name) for name in names], then=publish.to_offer("album")
+            )
+
+        Arguments, result and errors are those of :meth:`delayq.ReliableQueue.offer_batch`.
+        """
+        return await self.queue.offer_batch(
+            offers, then=then, on_failure=on_failure, durability=durability
+        )
 
     def offer_many_sync(
         self, offers: Iterable[Offer[Call]], *, durability: str | None = None

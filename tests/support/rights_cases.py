@@ -193,6 +193,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "again": (0, 1),
     "attempt": ("{}",),
     "checkpoint": ("1;1;\n1",),
+    "batch": ("1764262996123000000001",),
+    "is_last": (1, 0),
+    "on_success": ("1:2:a0 0 0 0 raise \n1",),
+    "on_failure": ("",),
     "followers": ('1:6:a0 0 0 0 raise x5\n"1"', "1:4:a5 36e8 7200000000 1 ignore gb\n1", ""),
     "for_us": (HOUR_US,),
     "offered": ("17634859251912340",),
@@ -364,7 +368,7 @@ async def set_aside(at: Prepared) -> None:
 
 
 async def held_back(at: Prepared) -> None:
-    await at.raw.hset(RELIABLE.settings, mapping=SETTINGS)
+    await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, "draining": "1"})
     await at.raw.set(RELIABLE.paused, "1")
 
 
@@ -453,6 +457,15 @@ async def stopping(at: Prepared) -> None:
     await at.raw.zadd(RELIABLE.kept_slots, {name: 9_000_000_000_000_000})
     await at.raw.zadd(RELIABLE.named("group_members"), {place + name: 0})
     await at.raw.hset(RELIABLE.named("positions"), name, place)
+
+
+async def batch_of_one(at: Prepared) -> Any:
+    """Return a call that notes that a batch is whole, and has ended: its only message leaves it."""
+    await messages(at)
+    followers = {"1\0then": "1:2:a0 0 0 0 raise \n1", "1": "9 ? 0 9"}
+    await at.raw.hset(RELIABLE.batches, mapping=followers)
+    await at.raw.zadd(RELIABLE.batch_members, {"1\0o\0later0": 0})
+    return ["1", 1, "later0"]
 
 
 async def registered(at: Prepared) -> None:
@@ -547,13 +560,14 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.REPARTITION, "hold", given(moving, "hold", "me", 2)),
     (reliable.REPARTITION, "give up", given(moving, "give up", "me", 2)),
     (HOLD_BACK, "pause", given(set_aside, "7", "pause")),
-    *((HOLD_BACK, step, given(held_back, "7", step)) for step in ("resume", "retire")),
+    *((HOLD_BACK, step, given(held_back, "7", step)) for step in ("resume", "retire", "stay")),
     (SET_ASIDE, "", given(set_aside, "7", "4?")),
     (RECEIVE, "", given(set_aside, "7", 9_000, "scores", "new", 9_000_000_000_000_000)),
     (RECEIVE_LETTERS, "", given(set_aside, "7", DEAD[0], "9000000000000000", "{}\nbody")),
     (DROP, "", given(set_aside, "7", "members", "old")),
     (DISCARD, "", given(set_aside, "7")),
     (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),
+    (reliable.SEAL_BATCH, "", batch_of_one),
     (reliable.FREE_SLOTS, "", given(stopping, "a", "9000000000000000")),
     (reliable.REGISTER, "stay", given(registered, "here", HOUR_US, '{"pid":1}')),
     (reliable.REGISTER, "leave", given(registered, "here", 0, '{"pid":1}')),

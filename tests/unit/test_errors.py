@@ -29,6 +29,7 @@ ARGUMENTS: dict[type[errors.DelayqError], tuple[tuple[Any, ...], dict[str, Any]]
     errors.MessageFailed: (("a", "attempts", "E: x"), {}),
     errors.NoResult: (("a",), {"keeps": True}),
     errors.ResultTimeout: (("a", 1.5), {}),
+    errors.BatchTimeout: (("a", 1.5), {}),
 }
 
 

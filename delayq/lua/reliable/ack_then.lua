@@ -1,4 +1,5 @@
--- ack_then: delete messages that have been handled, as finish does, and store those that follow.
+-- ack_then: delete messages that have been handled, as finish does, and store those that follow from
+-- them, or from their batches.
 --
 -- Keys:
 --   messages    see include/queue.lua
@@ -6,6 +7,7 @@
 --   remembered  ZSET     ids that count as taken, scored by the end of that time, microseconds
 --   records     see include/records.lua
 --   awaited     ZSET     ids whose end clients wait for, scored by the end of that, microseconds
+--   batches     see include/batches.lua
 -- Arguments:
 --   runs          text  how many of the messages in a row have the same token, and the token of their
 --                       leases: "99:token 1:token"
@@ -28,11 +30,13 @@
 -- include: queue
 -- include: records
 -- include: follow
+-- include: batches
 
 local followers = {}
 for at = FIRST, #ARGV, STRIDE do followers[#followers + 1] = parse_followers(ARGV[at + FOLLOWERS]) end
 -- A key of a foreign type must fail before the first write.
 check_messages()
+check_batches()
 redis.call('ZSCORE', remembered, '')
 -- include: finishing
 
@@ -40,8 +44,14 @@ redis.call('ZSCORE', remembered, '')
 -- message comes again, and its followers have the same ids: nothing is lost.
 demand_removal()
 for i, is_ours in ipairs(reply) do
-  for _, follower in ipairs(is_ours == 1 and followers[i] or {}) do store_follower(follower, now) end
+  for _, follower in ipairs(is_ours == 1 and followers[i] or {}) do
+    local counts = follower.on_duplicate == 'replace' or number_or(0, redis.call('ZSCORE', remembered, follower.id)) <= now
+    if counts and store_follower(follower, now) and follower.unique_us > 0 then
+      remember({follower.id}, now + follower.unique_us, now)
+    end
+  end
 end
+end_members(members_among(finished, 'h'), now)
 -- include: finished
 
 return reply

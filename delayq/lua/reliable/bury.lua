@@ -1,11 +1,12 @@
 -- bury: turn messages into dead letters.
 --
 -- Keys:
---   leases         see include/leases.lua
---   wake           CHANNEL  where a free slot is announced, microseconds
+--   messages       see include/queue.lua
+--   wake           CHANNEL  where a free slot, and a new head, is announced: its due time, microseconds
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   records        see include/records.lua
+--   batches        see include/batches.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
@@ -22,11 +23,15 @@
 -- include: leases
 -- include: groups
 -- include: group_turns
+-- include: queue
 -- include: letters
 -- include: records
+-- include: follow
+-- include: batches
 
-check_details()
+check_messages()
 check_letters()
+check_batches()
 for at = FIRST, #ARGV, STRIDE do
   if ARGV[at + ATTEMPT] ~= '' then check_records() end
 end
@@ -46,6 +51,7 @@ for at = FIRST, #ARGV, STRIDE do
     redis.call('ZREM', leased, '\255')
     redis.call('HDEL', bodies, '\255')
     add_letter(id, why, body or '', now, redis.call('HGET', checkpoints, id))
+    end_members(members_of({id}, {body}, 'd'), now)
     local groups = leave_groups({id})
     redis.call('ZREM', leased, id)
     delete_details({id})

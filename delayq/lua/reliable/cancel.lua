@@ -8,6 +8,7 @@
 --                        lease, and its id; and its end: "finished", and its id
 --   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of
 --                        their leases, microseconds: see include/kept_slots.lua
+--   batches     see include/batches.lua
 -- Arguments:
 --   with_leased  0 or 1  whether to delete messages that workers have
 --   id...        text    of each message
@@ -22,11 +23,14 @@
 -- include: group_turns
 -- include: queue
 -- include: kept_slots
+-- include: follow
+-- include: batches
 -- include: at_rest
 
 -- A key of a foreign type must fail before the first write, and before any worker is told.
 check_messages()
 redis.call('ZSCORE', kept_slots, '')
+check_batches()
 local keep = redis.call('HGET', settings, 'keep')
 local now = now_us()
 local reply = {}
@@ -44,7 +48,9 @@ for i, id in ipairs(ids) do
       redis.call('ZREM', leased, id)
       keep_slots(id, token, ends)
     end
+    local members = members_among({id}, 'c')
     delete_message(id, message.where)
+    end_members(members, now)
     if keep then redis.pcall('PUBLISH', settings, 'finished ' .. id) end
   end
 end

@@ -10,6 +10,7 @@
 --                           messages is announced: "finished", and the id
 --   kept_slots     ZSET     names of cancelled messages that keep their slots, scored by the end of
 --                           their leases, microseconds: see include/kept_slots.lua
+--   batches        see include/batches.lua
 --   call           STRING   number of this client's last claim, and the token of its leases
 -- Arguments:
 --   number        int     of this claim, higher than that of the client's last one
@@ -88,7 +89,7 @@ end
 
 -- The changes are collected: a script is refused before its first write, or does its work.
 local count, ids, claimed_bodies, details = 0, {}, {}, {}
-local passed, gone, deaths, occurrences = {}, {}, {}, {}
+local passed, gone, deaths, occurrences, lost_members = {}, {}, {}, {}, {}
 local expired_count, died_count, is_full = 0, 0, false
 
 -- Return the settings about messages that are gone: expired, keep_dead, max_dead, keep. Most claims
@@ -129,6 +130,8 @@ local function is_gone(id, priority, record, body, expiry)
     local why = {reason = reason, attempt = record.used, priority = priority, error = redis.call('HGET', errors, id) or nil}
     deaths[#deaths + 1] = {id, cjson.encode(why), body, redis.call('HGET', checkpoints, id)}
   end
+  local batch = batch_in(body)
+  if batch then lost_members[#lost_members + 1] = {id_of(id), reason and 'd' or 'c', batch} end
   return true
 end
 
@@ -304,6 +307,18 @@ if #gone > 0 then
   check_details()
   fates()
 end
+-- Few claims find messages of batches that are gone, and the others do not even create these functions.
+local end_lost_members
+if #lost_members > 0 then end_lost_members = (function()
+-- include: groups
+-- include: group_turns
+-- include: queue
+-- include: follow
+-- include: batches
+  check_messages()
+  check_batches()
+  return function() end_members(lost_members, now) end
+end)() end
 if #deaths > 0 then check_letters() end
 if by_turns then by_turns.check() end
 -- A full server accepts all writes after one that takes no memory. These also tell whether the writes
@@ -350,6 +365,8 @@ if count > 0 then
   local start = by_turns and by_turns.longest_period() > 0 and string.format(' %.0f', now) or ''
   redis.pcall('SET', call, number .. ' ' .. token .. start, 'PX', math.ceil(lease_us / 1000))
 end
+-- Only now, because what follows from a batch may change the turns of groups.
+if end_lost_members then end_lost_members() end
 
 local wait, has_suspects = -1, some_suspects and redis.call('ZCOUNT', leased, '-inf', '(0') > 0
 if by_turns then

@@ -6,8 +6,9 @@
 --   wake      CHANNEL  where workers listen
 -- Arguments:
 --   epoch  text  of the settings since the caller began, or continued, the move
---   step   text  "pause"; "resume"; or "retire": the partition is no longer used. Only the epoch
---                stays, so that nobody stores anything here who knows older settings
+--   step   text  "pause"; "resume"; "stay": the queue was paused before, and stays so; or
+--                "retire": the partition is no longer used. Only the epoch stays, so that nobody
+--                stores anything here who knows older settings
 -- Roles: admin
 -- Repeatable: yes
 --
@@ -20,7 +21,12 @@ if not is_moved_by(epoch) then return settings_changed() end
 -- Whether the user may set an end is tried before the first write; deletions are not.
 if step == 'pause' then
   redis.call('SET', paused, '1')
-elseif redis.call('PEXPIRE', paused, 0) == 1 and step == 'resume' then
+  -- No batch begins meanwhile: see join_batch.lua.
+  redis.call('HSET', settings, 'draining', '1')
+  return 1
+end
+redis.call('HDEL', settings, 'draining')
+if step ~= 'stay' and redis.call('PEXPIRE', paused, 0) == 1 and step == 'resume' then
   -- A hint: workers poll every few seconds as well.
   redis.pcall('PUBLISH', wake, string.format('%.0f', now_us()))
 end

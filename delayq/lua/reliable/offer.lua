@@ -151,7 +151,7 @@ end
 local reply, index, unique = {}, 0, {}
 for at = FIRST, #ARGV, STRIDE do
   local id, priority, on_duplicate = ARGV[at + ID], tonumber(ARGV[at + PRIORITY]), ARGV[at + ON_DUPLICATE]
-  local status = 1
+  local status, content = 1, ARGV[at + CONTENT]
   local moment_asked, ttl = moment_in(ARGV[at + WHEN]), tonumber(ARGV[at + TTL_US])
   if moment_asked and ttl > 0 and moment_asked >= now + ttl then
     status = -5
@@ -162,6 +162,7 @@ for at = FIRST, #ARGV, STRIDE do
       new_bodies, new_scores, earliest, new_priorities, new_expiries, new_ends = {}, {}, {}, {}, {}, {}
       local message = find_message(id, now)
       if not message.leased then
+        content = with_batch(content, redis.call('HGET', bodies, id))
         delete_message(id, message.where)
         size = size - 1
         status = 2
@@ -191,7 +192,7 @@ for at = FIRST, #ARGV, STRIDE do
     size = size + 1
     in_use[id] = true
     local used = #new_bodies
-    new_bodies[used + 1], new_bodies[used + 2] = id, times .. ARGV[at + CONTENT]
+    new_bodies[used + 1], new_bodies[used + 2] = id, times .. content
     if group then
       local position = position_of(group, tostring(9 - priority), due)
       add_group(groups, group)

@@ -7,6 +7,7 @@
 --                        messages is announced: "finished", for all of them
 --   kept_slots  ZSET     names of cancelled messages that keep their slots, scored by the end of
 --                        their leases, microseconds: see include/kept_slots.lua
+--   batches     see include/batches.lua
 -- Arguments:
 --   state  text  "delayed", "ready" or "all"; with all, those that workers have go too
 --   limit  int   drop this many at most
@@ -20,6 +21,8 @@
 -- include: group_turns
 -- include: queue
 -- include: kept_slots
+-- include: follow
+-- include: batches
 -- include: at_rest
 
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
@@ -32,6 +35,7 @@ local keep = redis.call('HGET', settings, 'keep')
 local lengths, sets = {}, used_sets()
 for i, hash in ipairs({sparse_hashes()}) do lengths[i] = redis.call('HLEN', hash) end
 redis.call('ZSCORE', kept_slots, '')
+check_batches()
 local now = now_us()
 limit = tonumber(limit)
 local from, to = '-inf', '+inf'
@@ -59,6 +63,7 @@ end
 
 if state ~= 'delayed' then drop_from(leased) end
 for _, where in ipairs(sets) do drop_from(waiting[where]) end
+local members = members_among(dropped, 'c')
 local groups = some_grouped and leave_groups(dropped) or {}
 if #dropped > 0 then
   redis.call('HDEL', bodies, unpack(dropped))
@@ -69,6 +74,7 @@ if #dropped > 0 then
 end
 update_turns(groups, now)
 if state ~= 'delayed' and awaits_slot() then free_slot(now) end
+end_members(members, now)
 -- A hint for the clients that wait for the end of one of them: they poll as well.
 if #dropped > 0 and keep then redis.pcall('PUBLISH', settings, 'finished') end
 return {#dropped - expired, expired}

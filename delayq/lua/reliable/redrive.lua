@@ -6,6 +6,7 @@
 --   settings       HASH     see include/settings.lua
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
+--   batches        see include/batches.lua
 -- Arguments:
 --   name...  text  of each dead letter
 -- Roles: admin
@@ -19,11 +20,14 @@
 -- include: group_turns
 -- include: queue
 -- include: letters
+-- include: follow
+-- include: batches
 -- include: at_rest
 
 -- This needs a right that consumers do not have: they make dead letters, but do not clean up.
 redis.call('ZCARD', dead)
 check_messages()
+check_batches()
 local now = now_us()
 local reply = {}
 for i, name in ipairs(names) do
@@ -47,6 +51,7 @@ for i, name in ipairs(names) do
     redis.call('HSET', bodies, id, body)
     if priority > 0 then redis.call('HSET', priorities, id, priority) end
     if checkpoint ~= '' then redis.call('HSET', checkpoints, id, checkpoint) end
+    reopen_member(id, body)
     return_message(id, {used = 0, uncounted = 0}, now - (#names - i) / 4, now, group_in(body))
     delete_letters({name})
   end

@@ -17,7 +17,7 @@ from tests.support.cases import naming
 from tests.support.stubs import STUB, stub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 TWINS: dict[type, type] = {
     sync.Client: delayq.Client,
@@ -25,6 +25,7 @@ TWINS: dict[type, type] = {
     sync.DelayedQueue: delayq.DelayedQueue,
     sync.DeadLetters: delayq.DeadLetters,
     sync.Groups: delayq.Groups,
+    sync.Batch: delayq.Batch,
     sync.Receipt: delayq.Receipt,
     sync.Pending: Pending,
     sync.Ready: Ready,
@@ -96,7 +97,18 @@ class Recorder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._calls.append((self._path, args, kwargs))
-        return asyncio.sleep(0, ())
+        return Returned()
+
+
+class Returned:
+    """What a method returns that may be a coroutine function, or not."""
+
+    def close(self) -> None:
+        """Do nothing, as a coroutine does that has not begun."""
+
+    def __await__(self) -> Generator[None, None, tuple[()]]:
+        yield from ()
+        return ()
 
 
 class RecordingQueue:

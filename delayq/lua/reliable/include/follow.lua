@@ -1,5 +1,5 @@
 -- follow: store the messages that follow from others. Needs clock, leases, groups, group_turns
--- and queue, and the key remembered.
+-- and queue.
 --
 -- A follower travels as text: the length of its id and of its content, each followed by ":"; the id;
 -- its priority, due time, time to live, time for which its id counts as taken, and what happens if
@@ -25,8 +25,8 @@ local function parse_followers(text)
   return followers
 end
 
--- Store a follower, unless a message has its id, or has had it and that still counts. A limit of how
--- many messages the queue has does not hold it back: its predecessor has left.
+-- Store a follower, unless a message has its id, and return whether it was stored. A limit of how many
+-- messages the queue has does not hold it back: its predecessor has left.
 local function store_follower(follower, now)
   local id, content = follower.id, follower.content
   local known = find_message(id, now)
@@ -34,9 +34,11 @@ local function store_follower(follower, now)
     free_id(id, known, now)
     known = nil
   end
-  if known and (known.leased or follower.on_duplicate ~= 'replace') then return end
-  if known then delete_message(id, known.where) end
-  if not known and follower.on_duplicate ~= 'replace' and number_or(0, redis.call('ZSCORE', remembered, id)) > now then return end
+  if known and (known.leased or follower.on_duplicate ~= 'replace') then return false end
+  if known then
+    content = with_batch(content, redis.call('HGET', bodies, id))
+    delete_message(id, known.where)
+  end
   local moment = moment_in(follower.when)
   local delay = moment and math.max(0, moment - now) or tonumber(follower.when)
   local expires = follower.ttl_us > 0 and format_score(now + follower.ttl_us)
@@ -54,5 +56,5 @@ local function store_follower(follower, now)
   else
     enqueue(id, follower.priority, now + delay, now)
   end
-  if follower.unique_us > 0 then remember({id}, now + follower.unique_us, now) end
+  return true
 end

@@ -52,7 +52,7 @@ local function id_in_member(member) return string.sub(member, (string.find(membe
 
 -- Return the group that a body names, or the part of it that comes from the client: nil if none.
 local function group_in(body)
-  local text = string.match(body, '^[%d+extf]*g([^ \n]+)')
+  local text = string.match(body, '^[%d+extfb]*g([^ \n]+)')
   if not text then return nil end
   return (string.gsub(text, '%%(%x%x)', function(digits) return string.char(tonumber(digits, 16)) end))
 end

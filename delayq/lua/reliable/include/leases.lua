@@ -13,8 +13,8 @@
 --   bodies         HASH  id to "enqueued+delay", limits such as "x5t30000000", space and headers,
 --                        newline, followers, payload; enqueued: microseconds in 16 digits, and quarters of one
 --                        in further digits; delay: microseconds, such as 36e8; x: attempts; t:
---                        microseconds that a handler may take; f: bytes of followers; g: the
---                        group, quoted
+--                        microseconds that a handler may take; f: bytes of followers; b: the
+--                        batch; g: the group, quoted
 --   attempts       HASH  id to "used-uncounted:due", where an attempt was used or the due time
 --                        changed: the attempts before the lease, if it has one, and how many of
 --                        them are uncounted; the due time if it is not that of the body, or
@@ -133,6 +133,15 @@ local function due_of(record, body)
   local whole, quarters = string.sub(enqueued or '', 1, 16), string.sub(enqueued or '', 17)
   local moment = (tonumber(whole) or 0) + (tonumber(delay) or 0)
   return math.min(moment + (tonumber(quarters) or 0) / 4, MAX_SCORE), math.min(moment, MAX_SCORE)
+end
+
+-- Return the batch that a body names; nil if none.
+local function batch_in(body) return string.match(body or '', '^[%d+extf]*b(%d+)') end
+
+-- Return the content of a message that takes the place of another one: it belongs to the same batch.
+local function with_batch(content, replaced_body)
+  local batch = batch_in(replaced_body)
+  return batch and (string.gsub(content, '^[%dxtf]*', '%0b' .. batch, 1)) or content
 end
 
 -- Publish a hint, which changes nothing if the user may not publish: the others poll every few

@@ -1,0 +1,129 @@
+"""The calls about batches of messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from delayq._reliable.bodies import pack
+from delayq._reliable.outcomes import parse_record
+from delayq._reliable.scripts import (
+    BATCH_STATUS,
+    JOIN_BATCH,
+    LIST_MEMBERS,
+    PAGE,
+    SEAL_BATCH,
+    Store,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from delayq._reliable.bodies import OptionsMessage
+    from delayq._reliable.outcomes import Record
+
+# See lua/reliable/include/batches.lua.
+_OPEN, _HANDLED = "o", "h"
+
+
+class BatchCounts(NamedTuple):
+    """The messages of a batch by their states: the reply of ``batch_status.lua``.
+
+    Attributes:
+        created_us: When the batch was created, in microseconds.
+        total: How many messages it has; None if it was not offered whole.
+        ended_us: When it ended, in microseconds; 0 while it has not.
+        open: The number of messages that have not ended.
+        handled: The number of those that were acknowledged.
+        dead: The number of dead letters.
+        cancelled: The number of those that were cancelled or dropped, or have expired.
+        running: How many of those that are open have a worker.
+    """
+
+    created_us: int
+    total: int | None
+    ended_us: int
+    open: int
+    handled: int
+    dead: int
+    cancelled: int
+    running: int
+
+
+class BatchStore(Store):
+    """Creates batches, and reads them."""
+
+    async def join_batch(
+        self,
+        partitions: int,
+        batch: str,
+        ids: Sequence[str],
+        then: OptionsMessage | None,
+        on_failure: OptionsMessage | None,
+    ) -> None:
+        """Let messages that are about to be offered join a batch, and create it if it is new.
+
+        Args:
+            partitions: The number of partitions by which the batch lies here.
+            batch: The batch's id.
+            ids: The ids of the messages.
+            then: The message that follows when all were handled.
+            on_failure: The message that follows when the first one is lost to the batch.
+
+        Raises:
+            SettingsChanged: The queue has another number of partitions, or is about to get one.
+                Nothing was changed.
+        """
+        followers = (b"" if offer is None else pack([offer]) for offer in (then, on_failure))
+        await self.run(JOIN_BATCH, partitions, batch, *followers, *ids)
+
+    async def seal_batch(self, batch: str, ids: Sequence[str], *, is_last: bool) -> None:
+        """Take messages out of a batch that were not stored, and note that all others are.
+
+        ``is_last`` tells whether no more leave it.
+        """
+        await self.run(SEAL_BATCH, batch, int(is_last), *ids)
+
+    async def batch_counts(self, batch: str) -> BatchCounts | None:
+        """Count the messages of a batch; None if there is no such batch."""
+        reply = await self.run(BATCH_STATUS, batch)
+        if reply is None:
+            return None
+        created, total, ended, *counts = reply
+        return BatchCounts(int(created), None if total == b"?" else int(total), int(ended), *counts)
+
+    async def has_open_members(self, batch: bytes) -> bool:
+        """Return whether a batch has messages that have not ended."""
+        return bool(await self.run(LIST_MEMBERS, batch, _OPEN, "", 1))
+
+    async def open_members(self, batch: str, after: bytes) -> list[bytes]:
+        """Return the ids of messages of a batch that have not ended, in order, up to a page.
+
+        ``after`` is the last id of the page before, or empty.
+        """
+        reply: list[bytes] = await self.run(LIST_MEMBERS, batch, _OPEN, after, PAGE)
+        return reply[::2]
+
+    async def handled_members(self, batch: str, after: bytes) -> list[tuple[bytes, Record | None]]:
+        """Return the ids of messages of a batch that were handled, as :meth:`open_members` does,
+        each with its record, if there is one.
+        """
+        reply: list[bytes] = await self.run(LIST_MEMBERS, batch, _HANDLED, after, PAGE)
+        return [
+            (id, None if stored is None else parse_record(stored, 0))
+            for id, stored in zip(reply[::2], reply[1::2], strict=True)  # noqa: A001
+        ]
+
+    async def batch_ids(self) -> AsyncIterator[str]:
+        """Yield the ids of all batches, in any order."""
+        cursor, ids = b"0", set[bytes]()
+        while True:
+            # The other fields end in a letter.
+            cursor, reply = await self.client.command(
+                "HSCAN", self.keys.batches, cursor, "MATCH", "*[0-9]", "COUNT", PAGE
+            )
+            for batch in reply[::2]:
+                if batch not in ids:
+                    ids.add(batch)
+                    yield batch.decode(errors="replace")
+            if cursor == b"0":
+                return

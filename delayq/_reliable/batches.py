@@ -1,0 +1,426 @@
+"""Batches: messages that belong together, and what follows when all of them have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from delayq._durations import Duration, moment_us, seconds
+from delayq._redis.retry import retry_delay
+from delayq._reliable.bodies import with_batch
+from delayq._reliable.ids import follower_id, home_of, new_ids_in
+from delayq._reliable.offers import Offer
+from delayq._reliable.outcomes import result_codec
+from delayq._wording import given
+from delayq.codecs.protocol import decode
+from delayq.errors import (
+    BadInput,
+    BatchTimeout,
+    NoBatch,
+    OutcomeUnknown,
+    ServerUnavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from datetime import datetime
+
+    from delayq._reliable.batch_store import BatchCounts
+    from delayq._reliable.bodies import NewMessage, OptionsMessage
+    from delayq._reliable.offers import OfferEncoder
+    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.outcomes import Record
+    from delayq._reliable.sending import Sender
+    from delayq._reliable.store import ReliableStore
+    from delayq.codecs import Codec
+
+R = TypeVar("R")
+
+MAX_MEMBERS = 100_000
+"""The largest number of messages in a batch."""
+# How many messages join a batch in one call, and leave it.
+_IDS_PER_CALL = 1_000
+# How many such calls are under way at once.
+_CALLS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class BatchStatus:
+    """How far the messages of a batch are.
+
+    Attributes:
+        id: The batch's id.
+        total: The number of its messages.
+        waiting: The number of those that no worker has, due or not.
+        running: The number of those that workers have.
+        handled: The number of those that were acknowledged.
+        dead: The number of those that are dead letters. One that is redriven waits again.
+        cancelled: The number of those that were cancelled, purged or dropped, or have expired.
+        was_offered_whole: Whether all of its messages were stored. If the process that offered them
+            has died half way, this stays false, and the batch never finishes.
+        created_at: When the batch was created, by the server's clock (UTC).
+        finished_at: When the last of its messages ended; None while some have not.
+    """
+
+    id: str
+    total: int
+    waiting: int
+    running: int
+    handled: int
+    dead: int
+    cancelled: int
+    was_offered_whole: bool
+    created_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of its messages have ended, one way or another."""
+        return self.was_offered_whole and not self.waiting and not self.running
+
+    @classmethod
+    def of(cls, batch: str, counts: BatchCounts) -> BatchStatus:
+        """Return what the server has counted."""
+        return cls(
+            batch,
+            total=counts.open + counts.handled + counts.dead + counts.cancelled,
+            waiting=counts.open - counts.running,
+            running=counts.running,
+            handled=counts.handled,
+            dead=counts.dead,
+            cancelled=counts.cancelled,
+            was_offered_whole=counts.total is not None,
+            created_at=moment_us(counts.created_us),
+            finished_at=moment_us(counts.ended_us) if counts.ended_us else None,
+        )
+
+
+class Batch:
+    """A batch of messages: see :meth:`ReliableQueue.offer_batch`.
+
+    Attributes:
+        id: The batch's id, by which :meth:`ReliableQueue.batch` finds it in any process.
+    """
+
+    def __init__(self, batch: str, queue: OpenReliableQueue, codec: Codec[Any]) -> None:
+        """Args:
+        batch: The batch's id.
+        queue: The queue that has its messages.
+        codec: Encodes the values of the queue.
+        """
+        self.id: str = batch
+        self._queue = queue
+        self._codec = codec
+
+    async def status(self) -> BatchStatus:
+        """Return how far its messages are.
+
+        Costs the server next to nothing, unless many of them run.
+
+        Raises:
+            NoBatch: There is none of this id, or it is remembered no longer.
+        """
+        queue = self._queue
+        queue.check_open()
+        await queue.flush()
+        if (counts := await self._counts()) is None:
+            raise NoBatch(self.id)
+        return BatchStatus.of(self.id, counts)
+
+    async def wait(self, timeout: Duration | None = None) -> BatchStatus:
+        """Wait until all of its messages have ended, and return how.
+
+        Args:
+            timeout: How long to wait, seconds or a timedelta; None to wait as long as it takes, 0
+                to look once.
+
+        Raises:
+            BatchTimeout: Some have not ended within ``timeout``.
+            NoBatch: As for :meth:`status`.
+            Closed: The queue or client is closed, or is closed while the call waits.
+        """
+        queue = self._queue
+        timeout_s = None if timeout is None else seconds(timeout, "timeout")
+        if timeout_s == 0:
+            if (status := await self.status()).is_finished:
+                return status
+            raise BatchTimeout(self.id, 0.0)
+        queue.check_open()
+        for partition in queue.partitions:
+            partition.listen()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._wait()
+        except TimeoutError as error:
+            raise BatchTimeout(self.id, timeout_s or 0.0) from error.__cause__
+
+    async def _wait(self) -> BatchStatus:
+        queue, failures = self._queue, 0
+        with queue.notifications.subscribed(self.id) as notified:
+            while True:
+                notified.clear()
+                pause: float | None = None
+                try:
+                    status = await self.status()
+                    failures = 0
+                except (ServerUnavailable, OutcomeUnknown):
+                    failures += 1
+                    pause = retry_delay(failures, longest=queue.services.retry_most)
+                else:
+                    if status.is_finished:
+                        return status
+                await queue.notifications.pause(notified, pause)
+
+    async def cancel(self, *, running: bool = False) -> int:
+        """Cancel the messages that have not ended.
+
+        Args:
+            running: Also those that workers have, as :meth:`ReliableQueue.cancel` does.
+
+        Returns:
+            How many were cancelled. The others have ended meanwhile, or a worker has them.
+
+        Raises:
+            NoBatch: As for :meth:`status`.
+            OutcomeUnknown: Some were cancelled, or may have been. Calling it again is safe.
+        """
+        await self.status()
+        cancelled, after = 0, b""
+        while ids := await self._ask(partial(_open_page, batch=self.id, after=after)):
+            cancelled += await self._ask(partial(_cancel_page, ids=ids, running=running)) or 0
+            after = ids[-1]
+        return cancelled
+
+    async def results(self) -> dict[str, Any]:
+        """Return the results of the messages that were handled, by their ids.
+
+        Each is what :meth:`ReliableQueue.result` returns. Works if the queue has ``keep`` set;
+        messages whose records are kept no longer are left out.
+
+        Raises:
+            NoBatch: As for :meth:`status`.
+            DecodeError: The codec cannot decode a result.
+        """
+        await self.status()
+        codec, name, after = result_codec(self._codec), self._queue.name, b""
+        results: dict[str, Any] = {}
+        while members := await self._ask(partial(_handled_page, batch=self.id, after=after)):
+            for id, record in members:  # noqa: A001
+                if record is not None and record.is_done:
+                    text, payload = id.decode(errors="replace"), record.payload
+                    results[text] = None if payload is None else decode(codec, payload, name, text)
+            after = members[-1][0]
+        return results
+
+    async def _counts(self) -> BatchCounts | None:
+        return await self._ask(partial(_counts_of, batch=self.id))
+
+    async def _ask(self, call: Callable[[ReliableStore], Awaitable[R]]) -> R | None:
+        """Make a call for the partition in which the batch lies."""
+        queue = self._queue
+        queue.check_open()
+        return await queue.search(
+            lambda: [queue.home_of(self.id)], lambda partition: call(partition.store)
+        )
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.id!r} of queue {self._queue.name!r}>"
+
+
+class BatchOffers:
+    """Offers batches through one queue handle."""
+
+    def __init__(
+        self, queue: OpenReliableQueue, sender: Sender, encoder: OfferEncoder[Any]
+    ) -> None:
+        self._queue = queue
+        self._sender = sender
+        self._encoder = encoder
+
+    def encode(
+        self, offers: Sequence[Offer[Any]], then: Offer[Any] | None, on_failure: Offer[Any] | None
+    ) -> EncodedBatch:
+        """Check and encode a batch.
+
+        Raises:
+            BadInput: The batch is not valid.
+            BadDelay, EncodeError, PayloadTooLarge: As for :meth:`ReliableQueue.offer`.
+        """
+        if len(offers) > MAX_MEMBERS:
+            raise BadInput(f"a batch has at most {MAX_MEMBERS} messages, not {len(offers)}")
+        members = []
+        for offer in offers:
+            if not isinstance(offer, Offer):
+                raise BadInput(
+                    f"offer_batch takes delayq.Offer objects, not {given(offer)}: pass"
+                    " Offer(value, ...)"
+                )
+            if offer.on_duplicate == "replace":
+                raise BadInput(
+                    'a message of a batch cannot have on_duplicate="replace": cancel the other'
+                    " message first"
+                )
+            members.append(self._encoder.with_options(offer))
+        names = [member.id for member in members if member.id]
+        if len(set(names)) < len(names):
+            raise BadInput("two messages of the batch have the same id")
+        return EncodedBatch(
+            members, self._successor("then", then), self._successor("on_failure", on_failure)
+        )
+
+    def _successor(self, argument: str, offer: Offer[Any] | None) -> OptionsMessage | None:
+        if offer is None:
+            return None
+        if not isinstance(offer, Offer):
+            raise BadInput(f"{argument} must be a delayq.Offer, not {given(offer)}")
+        if offer.unique_for is not None or offer.on_duplicate == "replace":
+            raise BadInput(
+                f"{argument} is stored once in any case: leave unique_for out, and"
+                ' on_duplicate="replace"'
+            )
+        return self._encoder.with_options(offer)
+
+    async def send(self, encoded: EncodedBatch, durability: str | None) -> tuple[str, list[str]]:
+        """Store a batch, and return its id and those of its messages.
+
+        The batch comes first, then the messages, and at last the note that it is whole: so a
+        message that ends early counts, and one that is never stored holds the batch up.
+
+        Raises as :meth:`ReliableQueue.offer_batch`.
+        """
+        queue, settings = self._queue, self._queue.settings
+        stored = await self._sender.settings_for_offers(durability)
+        index = self._partition_for(encoded, stored.partitions)
+        batch = _new_batch_id(index, stored.partitions)
+        members = encoded.members_of(batch, index, stored.partitions)
+        then, on_failure = encoded.successors_of(batch, index, stored.partitions)
+
+        async def join(ids: Sequence[str]) -> None:
+            partition = queue.home_of(batch)
+            count = settings.stored.partitions
+            await partition.store.join_batch(count, batch, ids, then, on_failure)
+
+        pages = [
+            [member.id for member in members[at : at + _IDS_PER_CALL]]
+            for at in range(0, max(1, len(members)), _IDS_PER_CALL)
+        ]
+        at_once = asyncio.Semaphore(_CALLS_AT_ONCE)
+
+        async def join_page(ids: Sequence[str]) -> None:
+            async with at_once:
+                await settings.repeat(lambda: join(ids), lambda: queue.home_of(batch).index)
+
+        # The first call creates the batch.
+        await join_page(pages[0])
+        await asyncio.gather(*map(join_page, pages[1:]))
+        ignored = await self._sender.send_members(members, durability) if members else []
+        for at in range(0, max(1, len(ignored)), _IDS_PER_CALL):
+            page = ignored[at : at + _IDS_PER_CALL]
+            is_last = at + _IDS_PER_CALL >= len(ignored)
+            await settings.repeat(
+                partial(self._seal, batch, page, is_last=is_last),
+                lambda: queue.home_of(batch).index,
+            )
+        return batch, [member.id for member in members]
+
+    async def _seal(self, batch: str, ids: Sequence[str], *, is_last: bool) -> None:
+        await self._queue.home_of(batch).store.seal_batch(batch, ids, is_last=is_last)
+
+    def _partition_for(self, encoded: EncodedBatch, partitions: int) -> int:
+        """Return a partition in which all messages of a batch can lie."""
+        homes = {home_of(name, partitions) for name in encoded.home_names}
+        if len(homes) > 1:
+            raise BadInput(
+                f"the messages of a batch and what follows must lie in one partition, and queue"
+                f" {self._queue.name!r} has {partitions}: give all of them the same group, or leave"
+                " group out, and the id of what follows"
+            )
+        return homes.pop() if homes else self._queue.rotation.next()[0]
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """A batch that was checked and encoded, without its id.
+
+    Attributes:
+        members: Its messages.
+        then: The message that follows when all were handled.
+        on_failure: The message that follows when the first one is lost to the batch.
+    """
+
+    members: Sequence[OptionsMessage]
+    then: OptionsMessage | None
+    on_failure: OptionsMessage | None
+
+    @property
+    def home_names(self) -> Iterable[str]:
+        """The names whose partition its messages lie in."""
+        for member in self.members:
+            if member.group is not None:
+                yield member.group
+            yield from member.homes
+        for successor in (self.then, self.on_failure):
+            if successor is not None:
+                yield from successor.home_names
+
+    def members_of(self, batch: str, partition: int, partitions: int) -> list[NewMessage]:
+        """Return the messages with their ids, as members of the batch."""
+        ids = new_ids_in(partition, partitions)
+        return [
+            member._replace(
+                id=member.id or next(ids),
+                content=with_batch(member.content, batch),
+                # An id that somebody else has would be one that has not joined the batch.
+                id_generated=False,
+                # One without a group lies with its batch, whatever its id is.
+                group=batch if member.group is None else member.group,
+                homes=(),
+            )
+            for member in self.members
+        ]
+
+    def successors_of(
+        self, batch: str, partition: int, partitions: int
+    ) -> list[OptionsMessage | None]:
+        """Return what follows, with ids that are derived from that of the batch."""
+        return [
+            successor
+            and successor._replace(
+                id=successor.id or follower_id(batch.encode(), number, partition, partitions),
+                content=with_batch(successor.content, batch),
+            )
+            for number, successor in enumerate((self.then, self.on_failure))
+        ]
+
+
+def _new_batch_id(partition: int, partitions: int) -> str:
+    """Return the id of a batch that lies in this partition: digits, so that a body can name it
+    among its limits, which sort by the time.
+    """
+    while True:
+        batch = f"{time.time_ns() // 1_000_000}{secrets.randbelow(10**9):09}"
+        if home_of(batch, partitions) == partition:
+            return batch
+
+
+async def _counts_of(store: ReliableStore, *, batch: str) -> BatchCounts | None:
+    return await store.batch_counts(batch)
+
+
+async def _open_page(store: ReliableStore, *, batch: str, after: bytes) -> list[bytes]:
+    return await store.open_members(batch, after)
+
+
+async def _cancel_page(store: ReliableStore, *, ids: Sequence[bytes], running: bool) -> int:
+    names = [id.decode(errors="surrogateescape") for id in ids]  # noqa: A001
+    return sum(await store.cancel(names, leased=running))
+
+
+async def _handled_page(
+    store: ReliableStore, *, batch: str, after: bytes
+) -> list[tuple[bytes, Record | None]]:
+    return await store.handled_members(batch, after)
