@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from delayq._background import gather_all
 from delayq._durations import moment_us
+from delayq._reliable.batches import BatchStatus
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id, home_of, partition_of
@@ -166,6 +169,18 @@ class ReliableInspector:
     async def activity(self, unit: Unit, span: int) -> list[Activity]:
         """Return what happened in the last ``span`` minutes or hours."""
         return await self.stores[0].activity(unit, span)
+
+    async def batches(self, limit: int) -> list[BatchStatus]:
+        """Return up to ``limit`` batches, newest first."""
+        stores = await self.all_stores(at_rest=True)
+        located_batches = [(batch, store) for store in stores async for batch in store.batch_ids()]
+        newest = heapq.nlargest(limit, located_batches, key=itemgetter(0))
+        counts = await gather_all([store.batch_counts(batch) for batch, store in newest])
+        return [
+            BatchStatus.of(batch, of_batch)
+            for (batch, _), of_batch in zip(newest, counts, strict=True)
+            if of_batch is not None
+        ]
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the clients that work on the queue, by host and process.

@@ -13,6 +13,7 @@ from delayq._version import __version__
 from delayq.cli import lookup, messages, queues
 from delayq.cli._typer import HelpfulCommand, HelpfulGroup, join_words
 from delayq.cli.activity import history, workers
+from delayq.cli.batch import batch
 from delayq.cli.bench import bench
 from delayq.cli.dashboard import dashboard
 from delayq.cli.dead import dead
@@ -46,6 +47,7 @@ app.command(rich_help_panel=_INSPECT)(lookup.get)
 app.command(rich_help_panel=_INSPECT)(history)
 app.command(rich_help_panel=_INSPECT)(lookup.search)
 app.command(rich_help_panel=_INSPECT)(schedules)
+app.command(rich_help_panel=_INSPECT)(batch)
 app.command(rich_help_panel=_INSPECT)(workers)
 app.command(rich_help_panel=_INSPECT)(lookup.inspect)
 app.command(rich_help_panel=_INSPECT)(doctor)

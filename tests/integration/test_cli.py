@@ -82,7 +82,7 @@ ON_A_QUEUE = (
     *("take x", "dead list x", "dead list x --group-by error", "dead redrive x"),
     *("dead purge x --yes", "groups list x", "groups limit x y 1", "groups limit x y --unset"),
     *("groups pause x y", "groups resume x y", "configure x", "configure x --max-size 1"),
-    "repartition x --to 2",
+    *("repartition x --to 2", "batch x", "batch x 1", "batch x 1 --cancel"),
     *("pause x", "pause x --schedule y", "resume x", "unschedule x y", "purge x --yes"),
 )
 
@@ -279,6 +279,26 @@ def test_settings_are_changed_and_shown(cli: Cli) -> None:
         *("expired keep", "dedup-window -1", "limit few", "limit ordered", "group-limit 0"),
     ):
         cli.assert_refused(f"configure mails --{option}")
+
+
+def test_batches_are_listed_shown_and_cancelled(cli: Cli) -> None:
+    assert cli("configure mails --create")[0] == 0
+    assert cli("batch mails") == (1, [])
+    with delayq.sync.connect(cli.url) as client:
+        jobs = client.reliable_queue("mails")
+        ids = [jobs.offer_batch([delayq.Offer(number)] * 3).id for number in range(2)]
+    status, listed = cli("batch mails")
+    assert (status, [row["batch"] for row in listed]) == (0, ids[::-1])
+    assert fields(listed[0], "total waiting state") == (3, 3, "in progress")
+    assert cli.plain("batch mails --limit 1")[1].endswith("there are more: use --limit\n")
+    (cancelled,) = cli(f"batch mails {ids[0]} --cancel --running")[1]
+    assert fields(cancelled, "waiting cancelled state") == (0, 3, "ended")
+    first_line, _, shown = cli.plain(f"batch mails {ids[1]} --cancel")[1].partition("\n")
+    assert (first_line, shown.split()[1]) == ("3 messages were cancelled", ids[1])
+    assert cli.plain("batch mails 5")[0] == 1
+    assert "there is no batch '5'" in cli.error
+    cli.assert_refused("batch mails --cancel", words="pass the BATCH to cancel")
+    cli.assert_refused(f"batch mails {ids[0]} --running", words="--running belongs to --cancel")
 
 
 @pytest.mark.every_server
