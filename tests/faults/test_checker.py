@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.faults.checker import Rules, check, summary
 from tests.faults.history import Delivered, End, Fault, History, Notes, Offered, Told, read_notes
+from tests.faults.test_planted import PLANTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,3 +122,11 @@ def test_notes_of_a_process_that_was_killed_are_read_but_for_the_last_line(tmp_p
     with (tmp_path / "one").open("a") as cut:
         cut.write("1\t5\tone")
     assert read_notes([tmp_path / "one"]) == [first, second]
+
+
+@pytest.mark.parametrize("bug", PLANTS)
+def test_each_bug_that_a_storm_is_to_name_can_still_be_planted(
+    bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Storms run at night. What they look for may move by day.
+    PLANTS[bug][2](monkeypatch)

@@ -16,7 +16,7 @@ from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
 from delayq._redisson import store as delayed_store
 from delayq._reliable import scripts as reliable_scripts
-from tests.faults import limits_storm, poison, victims
+from tests.faults import continued, limits_storm, poison, victims
 from tests.faults.checker import Violation, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
 from tests.faults.limits import judge
@@ -111,8 +111,8 @@ plant_in(reliable_scripts.FINISH, "a result is lost", "reliable", "result", KEEP
 FORGETS = ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply")
 plant_in(reliable_scripts.NACK, "a nack leaves something behind", "reliable", "left", FORGETS)
 EXPIRED = (
-    ("if found and found.expired then", "if false then"),
-    ("not found or found.expired", "not found"),
+    ("if message and message.expired then", "if false then"),
+    ("not message or message.expired", "not message"),
 )
 plant_in(reliable_scripts.OFFER, "an expired message holds its id", "reliable", "held", *EXPIRED)
 plant_in(
@@ -128,11 +128,11 @@ plant_in(delayed_store.ACK, "a delivery's ack removes nothing", "deliveries", "a
 TWICE = "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count"
 BACK = ("return count", TWICE)
 plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain", "duplicate", BACK)
-MORE = (("math.min(limit, room))", "math.min(limit, room + 3))"),)
+MORE = (("math.min(limit, capacity))", "math.min(limit, capacity + 3))"),)
 plant_in(reliable_scripts.CLAIM, "a claim exceeds the limit", "reliable", "too many", *MORE)
 FREED = ("      keep_slots(id, token, ends)\n", "")
 plant_in(reliable_scripts.CANCEL, "a cancelled message keeps no slot", "limits", "too many", FREED)
-RATE = ("limit.rate - counted.count", "limit.rate + 2 - counted.count")
+RATE = ("limit.rate - usage.count", "limit.rate + 2 - usage.count")
 plant_in(reliable_scripts.CLAIM, "a claim exceeds a rate", "limits", "too fast", RATE)
 NEVER = ("if #names > 0 then", "if false then")
 plant_in(reliable_scripts.FREE_SLOTS, "no ended handler frees a slot", "limits", "idle", NEVER)
@@ -142,6 +142,12 @@ FORGIVES = ("if is_alone(ends) or", "if")
 plant_in(reliable_scripts.CLAIM, "being alone proves nothing", "poison", "spared", FORGIVES)
 GUILTY = ("  elseif record.lost <= 3 then\n", "  elseif false then\n")
 plant_in(reliable_scripts.CLAIM, "each lost lease counts", "poison", "innocent", GUILTY)
+LOSES = ("if counts and store_follower(follower, now) and", "if false and")
+plant_in(reliable_scripts.ACK_THEN, "a follower is lost", "continued", "missing", LOSES)
+AGAIN = ("  redis.call('HDEL', batches, field)\n", "")
+plant_in(reliable_scripts.BURY, "each loss is told", "continued", "after ack", AGAIN)
+FORGETS = ("    end_members(members_of({id}, {body}, 'd'), now)\n", "")
+plant_in(reliable_scripts.BURY, "a loss is forgotten", "continued", "missing", FORGETS)
 
 
 STORMS: dict[str, dict[str, Any]] = {
@@ -170,6 +176,11 @@ async def storm_of(
         return judge(await limits_storm.blow(server, exact, folder), exact.rules)
     if kind == "poison":
         return poison.judge(await poison.spread(server, folder, 1, 1), 1)
+    if kind == "continued":
+        some = continued.Plan(20, 10, 20, within=30)
+        storm = continued.Storm(server, some, folder)
+        await storm.blow()
+        return continued.judge(some, storm.seen(), storm.doubtful)
     its_plan = replace(plan(kind, bug), seed=seed, within=WITHIN)
     _, history = await ride_out(server, its_plan, folder)
     return its_plan.judge(history)

@@ -1,0 +1,314 @@
+"""Chains and batches of messages, while workers and the server are killed.
+
+::
+
+    python -m tests.faults.continued --chains 5000 --batches 200 --members 500 --round-trip 50
+
+A worker process dies every 0.4 s, and the server every 3 s; it keeps an append-only file. In every
+tenth batch, two messages become dead letters, and are redriven in the end. :func:`judge` names what
+must not happen:
+
+- *missing*: a step of a chain, a message of a batch, or what follows from one was never handled.
+- *stored twice*: two messages are the same step, or follow from the same batch.
+- *after ack*: a message came again although its acknowledgement was confirmed.
+- *too soon*: a step came before the one that it follows, or what follows from a batch before all of
+  its messages; or something followed from a loss that there was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import delayq
+from delayq import Offer
+from delayq.errors import DelayqError
+from tests.faults.checker import Violation, summary
+from tests.faults.consumers import die_with_parent
+from tests.faults.history import now_us
+from tests.faults.victims import start
+from tests.support.links import Links
+from tests.support.servers import PrivateServer, first_kind, memory_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+QUEUE = "continued"
+LEASE = 3.0
+STEPS = 10
+# Seconds between two kills.
+_WORKER_LIVES, _SERVER_LIVES = 0.4, 3.0
+_CONCURRENCY = 100
+# In one of so many batches, messages die: the first ones, so many.
+_FAILING, _DEATHS = 10, 2
+# Exists as soon as dead letters are redriven.
+REDRIVEN = "redriven"
+# What a message stands for: its kind, the number of its chain or batch, and that of its step or
+# member.
+Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is offered, and how.
+
+    Attributes:
+        chains: The number of chains, of ten steps each.
+        batches: The number of batches.
+        members: The number of messages of each batch.
+        processes: The number of worker processes.
+        round_trip: Of the network, milliseconds.
+        within: For how many seconds everything may take, and once more for the dead letters.
+    """
+
+    chains: int
+    batches: int
+    members: int
+    processes: int = 4
+    round_trip: float = 0.0
+    within: float = 600.0
+
+    def fails(self, batch: int) -> bool:
+        """Return whether messages of a batch die."""
+        return batch % _FAILING == 0
+
+
+@dataclass
+class Notes:
+    """What workers noted of one message: when its handler began, and when it was acknowledged."""
+
+    began_us: list[int]
+    acked_us: list[int]
+
+
+Seen = dict[Key, dict[str, Notes]]
+
+
+def work(url: str, folder: Path, who: str) -> None:
+    """Handle messages until this process is killed."""
+    logging.getLogger("delayq").setLevel(logging.CRITICAL)
+    asyncio.run(_work(url, folder, who))
+
+
+async def _work(url: str, folder: Path, who: str) -> None:
+    die_with_parent()
+    notes = os.open(folder / who, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    async def handle(message: delayq.Message[Any]) -> None:
+        kind, number, part = message.value
+        line = f"{kind} {number} {part} {message.id}"
+        os.write(notes, f"{line} began {now_us()}\n".encode())
+        is_failing = kind == "member" and part < _DEATHS and number % _FAILING == 0
+        if is_failing and not (folder / REDRIVEN).exists():
+            # What follows from the first loss has been handled when the next one comes.
+            await asyncio.sleep(0.5 * part)
+            await message.bury("planned")
+            return
+        await message.ack()
+        os.write(notes, f"{line} acked {now_us()}\n".encode())
+
+    async with delayq.connect(url) as client:
+        worker = delayq.Worker(client, concurrency=_CONCURRENCY)
+        worker.listener(QUEUE, lease=LEASE, max_attempts=None)(handle)
+        await worker.run()
+
+
+class Storm:
+    """Offers everything, and kills workers and the server meanwhile."""
+
+    def __init__(self, server: PrivateServer, plan: Plan, folder: Path) -> None:
+        self._server = server
+        self._plan = plan
+        self._folder = folder
+        self._names = itertools.count()
+        self._processes: list[Any] = []
+        self.kills = 0
+        # Batches of which it is not known whether they were offered whole.
+        self.doubtful: set[int] = set()
+
+    async def blow(self) -> None:
+        """Carry the storm out.
+
+        Raises:
+            TimeoutError: Not everything has ended in time.
+        """
+        async with Links(self._server, round_trip=self._plan.round_trip) as links:
+            for _ in range(self._plan.processes):
+                self._begin(links.url)
+            killing = asyncio.create_task(self._kill(links.url))
+            try:
+                async with delayq.connect(links.url) as client:
+                    queue: delayq.ReliableQueue[Any] = client.reliable_queue(QUEUE)
+                    await asyncio.gather(self._offer_chains(queue), self._offer_batches(queue))
+                    await self._wait_until_idle(queue)
+                    (self._folder / REDRIVEN).touch()
+                    while (await _patiently(queue.stats)).dead:
+                        await _patiently(queue.dead.redrive)
+                    await self._wait_until_idle(queue)
+            finally:
+                killing.cancel()
+                await asyncio.wait([killing])
+                for process in self._processes:
+                    process.kill()
+
+    def _begin(self, url: str) -> None:
+        self._processes.append(start(work, url, self._folder, f"process {next(self._names)}"))
+
+    async def _kill(self, url: str) -> None:
+        for count in itertools.count(1):
+            await asyncio.sleep(_WORKER_LIVES)
+            process = self._processes.pop(0)
+            process.kill()
+            self._begin(url)
+            self.kills += 1
+            if count % round(_SERVER_LIVES / _WORKER_LIVES) == 0:
+                # Another thread waits until it is up again.
+                await asyncio.to_thread(self._server.kill)
+                await asyncio.to_thread(self._server.start)
+
+    async def _offer_chains(self, queue: delayq.ReliableQueue[Any]) -> None:
+        for first in range(0, self._plan.chains, 100):
+            chains = []
+            for number in range(first, min(first + 100, self._plan.chains)):
+                chain = Offer(("step", number, 0), id=f"chain {number}", on_duplicate="ignore")
+                for step in range(1, STEPS):
+                    chain = chain.then(Offer(("step", number, step)))
+                chains.append(chain)
+            await _patiently(lambda chains=chains: queue.offer_many(chains))
+
+    async def _offer_batches(self, queue: delayq.ReliableQueue[Any]) -> None:
+        for number in range(self._plan.batches):
+            members = [Offer(("member", number, part)) for part in range(self._plan.members)]
+            try:
+                await queue.offer_batch(
+                    members,
+                    then=Offer(("then", number, 0)),
+                    on_failure=Offer(("failure", number, 0)),
+                )
+            except DelayqError:
+                self.doubtful.add(number)
+
+    async def _wait_until_idle(self, queue: delayq.ReliableQueue[Any]) -> None:
+        async with asyncio.timeout(self._plan.within):
+            while True:
+                stats = await _patiently(queue.stats)
+                if not stats.delayed + stats.ready + stats.leased:
+                    return
+                await asyncio.sleep(0.1)
+
+    def seen(self) -> Seen:
+        """Return what the workers have noted. The last line of a killed process may be cut off."""
+        seen: Seen = defaultdict(lambda: defaultdict(lambda: Notes([], [])))
+        for path in self._folder.glob("process *"):
+            for line in path.read_text("utf-8").split("\n")[:-1]:
+                # An id may contain spaces.
+                kind, number, part, *words, event, moment = line.split(" ")
+                notes = seen[kind, int(number), int(part)][" ".join(words)]
+                (notes.began_us if event == "began" else notes.acked_us).append(int(moment))
+        return seen
+
+
+async def _patiently(call: Any) -> Any:
+    """Make a call until the server answers it."""
+    while True:
+        try:
+            return await call()
+        except DelayqError:
+            await asyncio.sleep(0.1)
+
+
+def judge(plan: Plan, seen: Seen, doubtful: Collection[int] = ()) -> list[Violation]:
+    """Return all violations. Of ``doubtful`` batches, some messages may be missing."""
+    return [
+        *_missing(plan, seen, doubtful),
+        *_repeated(seen),
+        *_too_soon(plan, seen, doubtful),
+    ]
+
+
+def _expected(plan: Plan, doubtful: Collection[int]) -> Iterator[Key]:
+    yield from (("step", chain, step) for chain in range(plan.chains) for step in range(STEPS))
+    for batch in range(plan.batches):
+        if batch not in doubtful:
+            yield from (("member", batch, part) for part in range(plan.members))
+            yield ("then", batch, 0)
+            if plan.fails(batch):
+                yield ("failure", batch, 0)
+
+
+def _missing(plan: Plan, seen: Seen, doubtful: Collection[int]) -> Iterator[Violation]:
+    for key in _expected(plan, doubtful):
+        if key not in seen:
+            yield Violation("missing", key[1], f"{key} was never handled")
+
+
+def _repeated(seen: Seen) -> Iterator[Violation]:
+    for key, by_id in seen.items():
+        if len(by_id) > 1:
+            yield Violation("stored twice", key[1], f"{key} was stored as {[*by_id]}")
+        for name, notes in by_id.items():
+            if notes.acked_us and max(notes.began_us) > min(notes.acked_us):
+                yield Violation("after ack", key[1], f"{key} came again as {name!r}")
+
+
+def _began(seen: Seen, key: Key) -> int:
+    """Return when the first handler of a message began."""
+    return min(moment for notes in seen[key].values() for moment in notes.began_us)
+
+
+def _too_soon(plan: Plan, seen: Seen, doubtful: Collection[int]) -> Iterator[Violation]:
+    for key in seen:
+        kind, number, part = key
+        if kind == "step" and part and _began(seen, ("step", number, part - 1)) > _began(seen, key):
+            yield Violation("too soon", number, f"{key} came before the step that it follows")
+        if kind == "failure" and not plan.fails(number):
+            yield Violation("too soon", number, f"{key} came, and nothing was lost")
+        if kind == "then" and number not in doubtful:
+            members = [("member", number, part) for part in range(plan.members)]
+            late = [
+                member
+                for member in members
+                if member in seen and _began(seen, member) > _began(seen, key)
+            ]
+            if late:
+                yield Violation(
+                    "too soon", number, f"{key} came before {late[0]} and {len(late) - 1} others"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for name, usual in (("chains", 500), ("batches", 20), ("members", 100), ("round-trip", 0)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    arguments = parser.parse_args()
+    plan = Plan(
+        arguments.chains, arguments.batches, arguments.members, round_trip=arguments.round_trip
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        PrivateServer(first_kind(), within=memory_disk(), appendonly="everysec") as server,
+    ):
+        storm, began = Storm(server, plan, Path(folder)), now_us()
+        asyncio.run(storm.blow())
+        seen = storm.seen()
+    deliveries = sum(len(notes.began_us) for by_id in seen.values() for notes in by_id.values())
+    print(
+        f"{plan.chains:,} chains and {plan.batches:,} batches of {plan.members:,} ended after"
+        f" {(now_us() - began) / 1e6:.0f} s and {storm.kills} kills of workers: {len(seen):,}"
+        f" messages, {deliveries:,} deliveries, {len(storm.doubtful)} batches in doubt"
+    )
+    violations = judge(plan, seen, storm.doubtful)
+    sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)
+
+
+if __name__ == "__main__":
+    main()
