@@ -9,6 +9,7 @@ import pytest
 from tests.faults.checker import Rules, check, summary
 from tests.faults.history import Delivered, End, Fault, History, Notes, Offered, Told, read_notes
 from tests.faults.test_planted import PLANTS
+from tests.faults.test_simulation import SAFEGUARDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,9 +125,13 @@ def test_notes_of_a_process_that_was_killed_are_read_but_for_the_last_line(tmp_p
     assert read_notes([tmp_path / "one"]) == [first, second]
 
 
-@pytest.mark.parametrize("bug", PLANTS)
-def test_each_bug_that_a_storm_is_to_name_can_still_be_planted(
+BUGS = {bug: plant for bug, (_, _, plant) in PLANTS.items()}
+BUGS |= {name: case.plant for name, case in SAFEGUARDS.items()}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_each_bug_that_storms_and_simulations_are_to_name_can_still_be_planted(
     bug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Storms run at night. What they look for may move by day.
-    PLANTS[bug][2](monkeypatch)
+    # They run at night. The place for a bug may move by day.
+    BUGS[bug](monkeypatch)

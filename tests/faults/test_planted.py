@@ -142,12 +142,12 @@ FORGIVES = ("if is_alone(ends) or", "if")
 plant_in(reliable_scripts.CLAIM, "being alone proves nothing", "poison", "spared", FORGIVES)
 GUILTY = ("  elseif record.lost <= 3 then\n", "  elseif false then\n")
 plant_in(reliable_scripts.CLAIM, "each lost lease counts", "poison", "innocent", GUILTY)
-LOSES = ("if counts and store_follower(follower, now) and", "if false and")
-plant_in(reliable_scripts.ACK_THEN, "a follower is lost", "continued", "missing", LOSES)
-AGAIN = ("  redis.call('HDEL', batches, field)\n", "")
-plant_in(reliable_scripts.BURY, "each loss is told", "continued", "after ack", AGAIN)
-FORGETS = ("    end_members(members_of({id}, {body}, 'd'), now)\n", "")
-plant_in(reliable_scripts.BURY, "a loss is forgotten", "continued", "missing", FORGETS)
+DROPS = ("if counts and store_follower(follower, now) and", "if false and")
+plant_in(reliable_scripts.ACK_THEN, "a follower is lost", "continued", "missing", DROPS)
+EACH = ("  redis.call('HDEL', batches, field)\n", "")
+plant_in(reliable_scripts.BURY, "each loss is told", "continued", "after ack", EACH)
+IGNORES = ("    end_members(members_of({id}, {body}, 'd'), now)\n", "")
+plant_in(reliable_scripts.BURY, "a loss is forgotten", "continued", "missing", IGNORES)
 
 
 STORMS: dict[str, dict[str, Any]] = {

@@ -98,7 +98,7 @@ LONG = 90.0
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
 REPEATED = ("if last_number == number then", "if false then")
 LATE = ("if (tonumber(last_number) or 0) > tonumber(number) then", "if false then")
-LEASED = ("(kept[i] or ends[i]) ~= token", "false")
+LEASED = ("(stored_tokens[i] or ends[i]) ~= token", "false")
 GIVEN_UP = ("if last_number >= tonumber(number)", "if false")
 ONCE = ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")
 MUTE = {"only": ("notifications lost",), "messages": 12, "faults": 10, "pause": 0.05}

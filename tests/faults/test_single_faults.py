@@ -15,6 +15,7 @@ import pytest
 
 import delayq
 from delayq import Offer
+from delayq._reliable import ids
 from tests.support.depth import in_gate, nightly
 from tests.support.reliable_fixtures import raw
 from tests.support.servers import Kind, PrivateServer
@@ -206,6 +207,8 @@ async def test_a_step_of_the_clients_clock_moves_no_message(
         await others.offer(1)
         (held,) = await others.claim()
         started = loop.time()
+        # Until then, ids would continue where this hour has ended.
+        monkeypatch.setattr(ids, "_until_ns", ids._until_ns)
         monkeypatch.setattr(time, "time", lambda: clock() + hours * HOUR)
         monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + hours * 3_600_000_000_000)
         await both.offer(2, 2.2)

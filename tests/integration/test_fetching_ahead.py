@@ -279,8 +279,6 @@ async def test_messages_behind_a_slow_handler_go_back(
             elif len(handled) == 300 + blocks:
                 break
         # The handler of the last one is still running.
-        if blocks:
-            assert await way.waiting(queue) == COUNT - len(handled), "they went before the next one"
         await way.are_back(queue, COUNT - len(handled))
     assert handled + await way.rest(queue, COUNT - len(handled)) == list(range(COUNT))
 
