@@ -143,7 +143,7 @@ JACKSON = Module(
             "if name not in self._types and _MAP_NAME.fullmatch(name):",
             "if False:",
         ),
-        ("an enum is read in any place", "place is Place.ELEMENT\n", "True\n"),
+        ("an enum is read in any place", "site is Site.ELEMENT\n", "True\n"),
         (
             "a long number is an int",
             '"java.lang.Long": _int(64, JavaLong)',

@@ -56,8 +56,8 @@ def to_plain(value: Any, /, check: Check = lambda *_: None) -> Any:
 
     Args:
         value: The value.
-        check: Called with each part that JSON does not have itself, and the part's place, after
-            everything in the part has been converted. It may raise Unencodable.
+        check: Called with each part that JSON does not have itself, and the path to the part,
+            after everything in the part has been converted. It may raise Unencodable.
 
     Raises:
         Unencodable: JSON cannot hold it, or something in it.
@@ -101,8 +101,8 @@ def _form(kind: type[Any]) -> Form:
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
         return lambda value: {name: getattr(value, name) for name in names}
-    for known, form in _FORMS.items():
-        if issubclass(kind, known):
+    for base, form in _FORMS.items():
+        if issubclass(kind, base):
             return form
     raise _UnknownType(kind)
 
@@ -195,24 +195,24 @@ def _to_plain(value: Any, path: str, above: set[int], check: Check) -> Any:
 
 
 def _record(value: Any, path: str, above: set[int], check: Check) -> Any:
-    nearer, names = _nearer(value, path), _field_names(type(value))
-    if not isinstance(nearer, dict):
-        return _to_plain(nearer, path, above, check)
+    form, names = _form_of(value, path), _field_names(type(value))
+    if not isinstance(form, dict):
+        return _to_plain(form, path, above, check)
     return {
         name: _to_plain(item, f"{path}.{name}" if name in names else path, above, check)
-        for name, item in nearer.items()
+        for name, item in form.items()
     }
 
 
 def _key(key: Any, path: str) -> Any:
     path = f"a key of {path}"
     if not isinstance(key, _SCALARS):
-        nearer = _nearer(key, path)
-        if not isinstance(nearer, _SCALARS):
+        form = _form_of(key, path)
+        if not isinstance(form, _SCALARS):
             raise Unencodable(
                 f"{path} is {a_kind(type(key))}, but keys are text in JSON: use a str"
             )
-        key = nearer
+        key = form
     return _checked(key, path)
 
 
@@ -235,7 +235,7 @@ def _checked(value: Any, path: str) -> Any:
     raise Unencodable(f"{path} {reason}")
 
 
-def _nearer(value: Any, path: str) -> Any:
+def _form_of(value: Any, path: str) -> Any:
     kind = type(value)
     try:
         return plain(value)

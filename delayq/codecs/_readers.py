@@ -17,17 +17,17 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from delayq._functions import show
 from delayq.codecs._plain import encode_json, to_plain
-from delayq.codecs._reasons import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     Reader = Callable[[Any], Any]
-    Made = dict[Any, Reader]
+    ClassReaders = dict[Any, Reader]
 
 
-class Unknown(TypeError):
+class UnknownType(TypeError):
     """JsonCodec does not write a type.
 
     Attributes:
@@ -35,7 +35,7 @@ class Unknown(TypeError):
     """
 
     def __init__(self, kind: Any) -> None:
-        super().__init__(f"JsonCodec does not write {shown(kind)}")
+        super().__init__(f"JsonCodec does not write {show(kind)}")
         self.kind: Any = kind
 
 
@@ -56,43 +56,43 @@ def reader_of(kind: Any) -> Reader:
     return _reader(kind, {})
 
 
-def _reader(kind: Any, made: Made) -> Reader:
-    """Do what :func:`reader_of` does. ``made`` holds the readers of the classes."""
+def _reader(kind: Any, class_readers: ClassReaders) -> Reader:
+    """Do what :func:`reader_of` does. ``class_readers`` holds those of classes."""
     if kind in (Any, object):
         return lambda value: value
     if kind is None or kind in PLAIN:
         return _plain_reader(kind or NoneType)
     if hasattr(kind, "__supertype__"):
-        return _reader(kind.__supertype__, made)
+        return _reader(kind.__supertype__, class_readers)
     if isinstance(kind, type) and typing.get_origin(kind) is None:
-        return _class_reader(kind, made)
-    return _composed_reader(kind, made)
+        return _class_reader(kind, class_readers)
+    return _composed_reader(kind, class_readers)
 
 
-def _composed_reader(kind: Any, made: Made) -> Reader:
+def _composed_reader(kind: Any, class_readers: ClassReaders) -> Reader:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
-        return _union_reader([_reader(part, made) for part in parts], kind)
+        return _union_reader([_reader(part, class_readers) for part in parts], kind)
     if origin is typing.Literal:
         return _choice_reader(kind, parts)
     if origin is typing.Annotated:
-        return _reader(parts[0], made)
+        return _reader(parts[0], class_readers)
     if origin is dict:
-        return _dict_reader(*(_reader(part, made) for part in parts))
+        return _dict_reader(*(_reader(part, class_readers) for part in parts))
     if origin in _COLLECTIONS:
-        return _collection_reader(origin, parts, made)
-    raise _unknown(kind)
+        return _collection_reader(origin, parts, class_readers)
+    raise UnknownType(kind)
 
 
-def _class_reader(kind: type[Any], made: Made) -> Reader:
+def _class_reader(kind: type[Any], class_readers: ClassReaders) -> Reader:
     if issubclass(kind, Enum):
         return _choice_reader(kind, [member.value for member in kind], kind)
     if kind in _COLLECTIONS:
-        return _collection_reader(kind, (Any, ...), made)
+        return _collection_reader(kind, (Any, ...), class_readers)
     if kind in _TEXTS:
         return _text_reader(kind, _TEXTS[kind])
-    if kind in made:
-        return made[kind]
+    if kind in class_readers:
+        return class_readers[kind]
     fields: dict[str, Reader] = {}
     if dataclasses.is_dataclass(kind):
         read = _object_reader(kind, fields, _required(kind))
@@ -102,11 +102,11 @@ def _class_reader(kind: type[Any], made: Made) -> Reader:
     elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
         read = _named_tuple_reader(kind, fields)
     else:
-        raise _unknown(kind)
-    # Registered before its fields are looked at, because one of them may be of this very class.
-    made[kind] = read
+        raise UnknownType(kind)
+    # Registered before its fields are read, because one of them may be of this very class.
+    class_readers[kind] = read
     hints = typing.get_type_hints(kind)
-    fields |= {name: _reader(hints.get(name, Any), made) for name in _names(kind, hints)}
+    fields |= {name: _reader(hints.get(name, Any), class_readers) for name in _names(kind, hints)}
     return read
 
 
@@ -154,10 +154,10 @@ def _text_reader(kind: type[Any], parse: Callable[[str], Any]) -> Reader:
 
 
 def _timedelta(text: str) -> timedelta:
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise ValueError("not a duration")
-    sign, days, hours, minutes, seconds, fraction = found.groups("0")
+    sign, days, hours, minutes, seconds, fraction = match.groups("0")
     value = timedelta(
         days=int(days),
         hours=int(hours),
@@ -182,11 +182,11 @@ def _choice_reader(
     kind: Any, values: Iterable[Any], make: Callable[[Any], Any] | None = None
 ) -> Reader:
     """Read one of several values, or what ``make`` accepts: a combination of flags."""
-    known = {_text(value): make(value) if make else value for value in values}
+    choices = {_text(value): make(value) if make else value for value in values}
 
     def read(value: Any) -> Any:
         try:
-            return known[_text(value)]
+            return choices[_text(value)]
         except KeyError:
             pass
         try:
@@ -195,36 +195,41 @@ def _choice_reader(
         except ValueError:
             # The error's text quotes the value.
             pass
-        raise TypeError(f"it is not one of the values of {shown(kind)}")
+        raise TypeError(f"it is not one of the values of {show(kind)}")
 
     return read
 
 
 def _union_reader(readers: list[Reader], kind: Any) -> Reader:
     def read(value: Any) -> Any:
-        found = []
+        candidates = []
         for reader in readers:
             try:
-                found.append(reader(value))
+                candidates.append(reader(value))
             except (TypeError, ValueError, ArithmeticError):
                 continue
-        if not found:
+        if not candidates:
             raise TypeError(f"it is {type(value).__name__}, not {kind}")
-        if len(found) == 1:
-            return found[0]
-        # A dataclass accepts the fields of a larger one. The one that was written is the one that
-        # is written like this.
-        return next((one for one in found if json.loads(_text(one)) == value), found[0])
+        if len(candidates) == 1:
+            return candidates[0]
+        # A dataclass accepts the fields of a larger one: prefer the candidate that would be written
+        # like the value.
+        return next(
+            (candidate for candidate in candidates if json.loads(_text(candidate)) == value),
+            candidates[0],
+        )
 
     return read
 
 
-def _collection_reader(kind: type[Any], parts: tuple[Any, ...], made: Made) -> Reader:
+def _collection_reader(
+    kind: type[Any], parts: tuple[Any, ...], class_readers: ClassReaders
+) -> Reader:
     read_list = _plain_reader(list)
     if kind is not tuple or parts[1:] == (...,):
-        read_item = _reader(parts[0], made)
+        read_item = _reader(parts[0], class_readers)
         return lambda value: kind([read_item(item) for item in read_list(value)])
-    readers = [_reader(part, made) for part in parts]
+    readers = [_reader(part, class_readers) for part in parts]
 
     def read(value: Any) -> Any:
         items = read_list(value)
@@ -238,7 +243,9 @@ def _collection_reader(kind: type[Any], parts: tuple[Any, ...], made: Made) -> R
 def _dict_reader(key: Reader, read_item: Reader) -> Reader:
     read_key = _key_reader(key)
     read_dict = _plain_reader(dict)
-    return lambda value: {read_key(name): read_item(one) for name, one in read_dict(value).items()}
+    return lambda value: {
+        read_key(name): read_item(item) for name, item in read_dict(value).items()
+    }
 
 
 def _key_reader(reader: Reader) -> Reader:
@@ -278,11 +285,11 @@ def _object_reader(
 
 
 def _named_tuple_reader(kind: Any, fields: Mapping[str, Reader]) -> Reader:
-    least, read_list = len(kind._fields) - len(kind._field_defaults), _plain_reader(list)
+    required, read_list = len(kind._fields) - len(kind._field_defaults), _plain_reader(list)
 
     def read(value: Any) -> Any:
         items = read_list(value)
-        if not least <= len(items) <= len(fields):
+        if not required <= len(items) <= len(fields):
             raise TypeError(f"it has {len(items)} items, not {len(fields)}")
         named = zip(fields.items(), items, strict=False)
         return kind(*(_named(name, reader, item) for (name, reader), item in named))
@@ -299,7 +306,3 @@ def _named(name: str, reader: Reader, value: Any) -> Any:
 
 def _text(value: Any) -> str:
     return encode_json(to_plain(value))
-
-
-def _unknown(kind: Any) -> TypeError:
-    return Unknown(kind)

@@ -6,7 +6,7 @@ import json
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
-from delayq.codecs._reasons import reason_of
+from delayq.codecs.protocol import reason_of
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _plain(value: Any) -> Any:
     # Many programs never need it, nor the modules that it imports.
-    from delayq.codecs._checked import plain  # noqa: PLC0415
+    from delayq.codecs._type_codecs import plain  # noqa: PLC0415
 
     return plain(value)
 
@@ -71,7 +71,7 @@ class JsonCodec:
 
         Raises:
             EncodeError: JSON has no form for it: a value of another type, a NaN or infinity, a lone
-                surrogate, a value that contains itself. The text names its place in ``value``.
+                surrogate, a value that contains itself. The text names the path to the part.
         """
         global _write  # noqa: PLW0603
         try:
@@ -81,7 +81,7 @@ class JsonCodec:
             _write = _new_writer(_plain)
         # It has keys that need conversion, another thread is writing a part of it, or JSON cannot
         # hold it.
-        from delayq.codecs._checked import to_plain  # noqa: PLC0415
+        from delayq.codecs._type_codecs import to_plain  # noqa: PLC0415
 
         return _encode_plain(value, to_plain)
 

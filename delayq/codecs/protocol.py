@@ -1,7 +1,8 @@
-"""The interface that a queue expects of a codec."""
+"""The interface that a queue expects of a codec, and the words in which codecs refuse."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, Protocol
 
 from delayq._generics import T
@@ -62,3 +63,33 @@ def check_codec(codec: Codec[Any] | None) -> None:
     for name in ("encode", "decode"):
         if not callable(getattr(codec, name, None)):
             raise BadInput(f"{type(codec).__name__} is not a codec: it has no method {name}()")
+
+
+class Refused(Exception):
+    """A value cannot be written, for the reason in the message."""
+
+
+class Malformed(Exception):
+    """A payload is not one that the codec writes."""
+
+
+def reason_of(error: BaseException) -> ValueError:
+    """Return an error with the reason, as the cause of a codec's error.
+
+    Raise that outside of the ``except`` block, which would add ``error`` as its context.
+    """
+    if isinstance(error, UnicodeError):
+        # The error holds all of the text, or the bytes.
+        return ValueError(
+            "it has a lone surrogate"
+            if isinstance(error, UnicodeEncodeError)
+            else "it is not UTF-8"
+        )
+    if isinstance(error, RecursionError):
+        return ValueError("it is nested too deeply, or contains itself")
+    if isinstance(error, json.JSONDecodeError):
+        # Without the position, which would make many causes of one.
+        return ValueError(f"it is not JSON: {error.msg}")
+    if isinstance(error, Malformed):
+        return ValueError("it is not in the format that the codec writes")
+    return ValueError(f"it led to a {type(error).__name__}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from delayq.codecs._reasons import reason_of
+from delayq.codecs.protocol import reason_of
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:

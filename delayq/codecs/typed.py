@@ -14,10 +14,11 @@ import typing
 from inspect import Parameter
 from typing import Any, TypeVar, overload
 
-from delayq.codecs._libraries import LibraryCodec, class_of, library_codec
 from delayq.codecs._readers import PLAIN
+from delayq.codecs._type_codecs import TypeCodec, library_codec
 from delayq.codecs.json import JsonCodec
 from delayq.codecs.string import BytesCodec
+from delayq.errors import DecodeError, EncodeError
 
 if typing.TYPE_CHECKING:
     from delayq.codecs.protocol import Codec
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 # JSON has no other keys, so these types are no more specific than the plain ones.
 _AS_PLAIN = {dict[str, Any]: dict, list[Any]: list}
+_JSON = JsonCodec()
 
 
 @overload
@@ -59,33 +61,43 @@ def codec_for(kind: Any, /) -> Codec[Any]:
             knows it.
     """
     if kind in (Any, object, Parameter.empty):
-        return JsonCodec()
+        return _JSON
     if kind is bytes:
         return BytesCodec()
     if kind is None:
         kind = type(None)
     with contextlib.suppress(TypeError):  # not every type can be hashed
         kind = _AS_PLAIN.get(kind, kind)
-    codec = _plain_codec(kind) if kind in PLAIN else library_codec(kind)
-    codec.results = JsonCodec()
+    codec = _JsonTypeCodec(kind) if kind in PLAIN else library_codec(kind)
+    codec.results = _JSON
     return codec
 
 
-def _plain_codec(kind: type[Any]) -> LibraryCodec:
-    """Return a codec for a type that JSON has itself."""
-    json, accepted = JsonCodec(), class_of(kind)
-    assert accepted is not None
+class _JsonTypeCodec(TypeCodec):
+    """A codec for a type that JSON has itself."""
 
-    def checked(value: Any) -> Any:
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__(kind, _JSON.encode, _JSON.decode)
+        self._kind = kind
+        self._accepted = (float, int) if kind is float else kind
+
+    def encode(self, value: Any, /) -> bytes:
+        if type(value) is not self._kind:
+            if not isinstance(value, self._accepted):
+                raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
+            if isinstance(value, bool):
+                raise EncodeError(f"{self._name} cannot encode this bool: {self._mismatch(value)}")
+        return _JSON.encode(value)
+
+    def decode(self, payload: bytes, /) -> Any:
+        value = _JSON.decode(payload)
         # In Python a bool is an int; in JSON it is not.
-        if isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)):
+        if type(value) is self._kind or (
+            isinstance(value, self._accepted) and not isinstance(value, bool)
+        ):
             return value
-        raise TypeError(f"it is {type(value).__name__}, not {kind.__name__}")
+        reason = self._mismatch(value)
+        raise DecodeError(self._name, payload, reason) from ValueError(reason)
 
-    decode = json.decode
-
-    def read(payload: bytes) -> Any:
-        value = decode(payload)
-        return value if type(value) is kind else checked(value)
-
-    return LibraryCodec(kind, lambda value: json.encode(checked(value)), read)
+    def _mismatch(self, value: Any) -> str:
+        return f"it is {type(value).__name__}, not {self._kind.__name__}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from delayq._reliable.settings import SettingsOptions
-    from delayq.codecs._libraries import LibraryCodec
+    from delayq.codecs._type_codecs import TypeCodec
     from delayq.codecs.protocol import Codec
 
 _JSON = JsonCodec()
@@ -69,7 +69,7 @@ class _Reader(NamedTuple):
     """
 
     kind: Any
-    codec: LibraryCodec | None
+    codec: TypeCodec | None
     plain: tuple[type[Any], ...]
 
 
@@ -247,8 +247,8 @@ class Arguments:
 
     def _reader(self, parameter: Parameter) -> _Reader:
         # Reading types needs more modules than registering a task.
-        from delayq.codecs._libraries import LibraryCodec  # noqa: PLC0415
         from delayq.codecs._readers import PLAIN  # noqa: PLC0415
+        from delayq.codecs._type_codecs import TypeCodec  # noqa: PLC0415
         from delayq.codecs.typed import codec_for  # noqa: PLC0415
 
         kind = self._kind(parameter)
@@ -267,7 +267,7 @@ class Arguments:
             ) from error
         return _Reader(
             kind if kind in PLAIN else NOTHING,
-            codec if isinstance(codec, LibraryCodec) else None,
+            codec if isinstance(codec, TypeCodec) else None,
             (*PLAIN, tuple) if parameter.kind in _VARIABLE else PLAIN,
         )
 

@@ -1,4 +1,4 @@
-"""Turns JSON with type information into values. ``_jackson_places`` describes the rules."""
+"""Reads values from JSON with type information. ``_jackson_writer`` describes the rules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
-from delayq.codecs._reasons import Malformed
-from delayq.codecs.java import _jackson_text as text
-from delayq.codecs.java._jackson_places import Place, Rules, inside
-from delayq.codecs.java._limits import fits, from_ms, is_char
+from delayq.codecs.java._jackson_writer import Rules, Site, double_text, float_text, inside
 from delayq.codecs.java.types import (
     JavaBigInteger,
     JavaByte,
@@ -29,7 +26,11 @@ from delayq.codecs.java.types import (
     JavaObject,
     JavaShort,
     JavaValue,
+    fits,
+    from_ms,
+    is_char,
 )
+from delayq.codecs.protocol import Malformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +41,10 @@ _CLASS_NAME = re.compile(r"\[+(?:[BCDFIJSZ]|L[\w.$]+;)|[\w$]+(?:\.[\w$]+)+|\w+\$
 _MAP_NAME = re.compile(r"java\.util\.[\w.$]*(?:Map|Hashtable|Properties)[\w$]*")
 
 
-def real(written: str) -> float:
+def real(text: str) -> float:
     """Read a JSON number with a point or an exponent; keep its text if we would write another."""
-    value = float(written)
-    return value if written == text.double(value) else JavaDouble(value, written)
+    value = float(text)
+    return value if text == double_text(value) else JavaDouble(value, text)
 
 
 def refuse_constant(_name: str) -> NoReturn:
@@ -58,14 +59,14 @@ class Reader:
         self, types: dict[str, type[Any]], list_class: str, map_class: str, rules: Rules
     ) -> None:
         self._types = types
-        self._names = {known: name for name, known in types.items()}
+        self._names = {kind: name for name, kind in types.items()}
         self._rules = rules
         self._fields = {
-            known: {field.name for field in dataclasses.fields(known) if field.init}
-            for known in types.values()
-            if not issubclass(known, Enum)
+            kind: {field.name for field in dataclasses.fields(kind) if field.init}
+            for kind in types.values()
+            if not issubclass(kind, Enum)
         }
-        self._enums = {known: self._enum_fields(known) for known in self._fields}
+        self._enums = {kind: self._enum_fields(kind) for kind in self._fields}
         self._list_class = list_class
         self._map_class = map_class
         # JSON is read from the inside out: an object knows its class, but an array's meaning
@@ -76,32 +77,30 @@ class Reader:
 
     def read(self, payload: bytes) -> Any:
         """Return the value in a payload, or raise Malformed, ValueError or RecursionError."""
-        return self._value(self._json.decode(payload.decode()), Place.ROOT)
+        return self._value(self._json.decode(payload.decode()), Site.ROOT)
 
-    def _value(self, tree: Any, place: Place) -> Any:
+    def _value(self, tree: Any, site: Site) -> Any:
         # A plain list has not been interpreted yet.
-        return self._array(tree, place) if type(tree) is list else tree
+        return self._array(tree, site) if type(tree) is list else tree
 
-    def _values(self, pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
-        return {
-            key: self._array(item, place) if type(item) is list else item for key, item in pairs
-        }
+    def _values(self, pairs: list[tuple[str, Any]], site: Site) -> dict[str, Any]:
+        return {key: self._array(item, site) if type(item) is list else item for key, item in pairs}
 
     def _object(self, pairs: list[tuple[str, Any]]) -> Any:
         # Redisson writes the class first. A map may have a key "@class" of its own after that.
         at = next((i for i, (key, _) in enumerate(pairs) if key == "@class"), None)
         if at is None:
-            return JavaMap(None, self._values(pairs, Place.ELEMENT))
+            return JavaMap(None, self._values(pairs, Site.ELEMENT))
         name = pairs.pop(at)[1]
         if name == self._map_class:
-            return self._values(pairs, Place.ELEMENT)
+            return self._values(pairs, Site.ELEMENT)
         if not isinstance(name, str):
             raise Malformed
         if name not in self._types and _MAP_NAME.fullmatch(name):
-            return JavaMap(name, self._values(pairs, Place.ELEMENT))
-        fields = self._values(pairs, Place.FIELD)
+            return JavaMap(name, self._values(pairs, Site.ELEMENT))
+        fields = self._values(pairs, Site.FIELD)
         if name in self._types:
-            return self._known(self._types[name], fields)
+            return self._record(self._types[name], fields)
         # JSON itself has no enums: an enum among the fields had its class.
         return JavaObject(
             name,
@@ -109,97 +108,92 @@ class Reader:
             with_class=[field for field, item in fields.items() if isinstance(item, Enum)],
         )
 
-    def _known(self, known: type[Any], fields: dict[str, Any]) -> Any:
+    def _record(self, kind: type[Any], fields: dict[str, Any]) -> Any:
+        """Return an instance of a dataclass, and remember how Java writes the enums in it."""
         try:
-            wanted, enums = self._fields[known], self._enums[known]
-            seen: dict[tuple[type[Any], str], str] = {}
-            taken = {name: item for name, item in fields.items() if name in wanted}
-            for name, item in taken.items():
+            names, enums = self._fields[kind], self._enums[kind]
+            enum_classes: dict[tuple[type[Any], str], str] = {}
+            arguments = {name: item for name, item in fields.items() if name in names}
+            for name, item in arguments.items():
                 if isinstance(item, Enum):
-                    seen[known, name] = self._names[type(item)]
+                    enum_classes[kind, name] = self._names[type(item)]
                 elif name in enums:
-                    class_name, text_of = _class_and_text(item)
-                    if text_of in enums[name].__members__:
-                        taken[name] = enums[name][text_of]
+                    class_name, text = _class_and_text(item)
+                    if text in enums[name].__members__:
+                        arguments[name] = enums[name][text]
                         if class_name is not None:
-                            seen[known, name] = class_name
-            made = known(**taken)
+                            enum_classes[kind, name] = class_name
+            record = kind(**arguments)
         except Exception as error:
             # Whatever the dataclass objects to, the payload does not fit it.
             raise Malformed from error
-        self._rules.seen.update(seen)
-        return made
+        self._rules.enum_classes.update(enum_classes)
+        return record
 
-    def _enum_fields(self, known: type[Any]) -> dict[str, type[Enum]]:
+    def _enum_fields(self, owner: type[Any]) -> dict[str, type[Enum]]:
         """Return the fields of a dataclass that are declared as an enum, or as an enum or None."""
         try:
-            hints = typing.get_type_hints(known)
+            hints = typing.get_type_hints(owner)
         except Exception:  # noqa: BLE001  # an annotation may name anything, from anywhere or nowhere
             return {}
-        found = {}
-        for name in self._fields[known]:
+        enums = {}
+        for name in self._fields[owner]:
             hint = hints[name]
             is_union = typing.get_origin(hint) in {typing.Union, UnionType}
-            kind, *others = [
-                kind
-                for kind in (typing.get_args(hint) if is_union else (hint,))
-                if kind is not NoneType
-            ] or [None]
-            # An enum that is text or a number as well is written as such, unless it stands for a
-            # Java class.
-            if (
-                not others
-                and isinstance(kind, type)
-                and issubclass(kind, Enum)
-                and (kind in self._names or not issubclass(kind, str | int | float))
-            ):
-                found[name] = kind
-        return found
+            kinds = typing.get_args(hint) if is_union else (hint,)
+            match [kind for kind in kinds if kind is not NoneType]:
+                # An enum that is text or a number as well is written as such, unless it stands for
+                # a Java class.
+                case [type() as kind] if issubclass(kind, Enum) and (
+                    kind in self._names or not issubclass(kind, str | int | float)
+                ):
+                    enums[name] = kind
+        return enums
 
-    def _array(self, tree: list[Any], place: Place) -> Any:
+    def _array(self, tree: list[Any], site: Site) -> Any:
         # Two elements, the first of which names a class, are a class and its value; anything else
         # is a Java array.
         if len(tree) == 2 and isinstance(tree[0], str):
             name, inner = tree
             if name in _SCALARS:
                 try:
-                    return self._scalar(name, inner, place)
+                    return self._scalar(name, inner, site)
                 except (Malformed, ValueError, InvalidOperation):
                     # A String[] whose first text is the name of a class.
-                    return self._wrapped(name, inner, place)
+                    return self._wrapped(name, inner, site)
             # An enum looks like an array of two strings. Its class is final, so it is wrapped only
             # in a collection.
-            told_apart = (
-                place is Place.ELEMENT
+            is_wrapped = (
+                site is Site.ELEMENT
                 or not isinstance(inner, str)
                 or name.startswith("java")
                 or name in self._types
             )
-            if told_apart and (name in self._types or _CLASS_NAME.fullmatch(name)):
-                return self._wrapped(name, inner, place)
-        return JavaList(None, [self._value(item, Place.BARE) for item in tree])
+            if is_wrapped and (name in self._types or _CLASS_NAME.fullmatch(name)):
+                return self._wrapped(name, inner, site)
+        return JavaList(None, [self._value(item, Site.BARE) for item in tree])
 
-    def _wrapped(self, name: str, inner: Any, place: Place) -> Any:
+    def _wrapped(self, name: str, inner: Any, site: Site) -> Any:
         if type(inner) is list:
             items = [self._value(item, inside(name)) for item in inner]
             return items if name == self._list_class else JavaList(name, items)
-        known = self._types.get(name)
+        kind = self._types.get(name)
         # Alone, an enum is plain, so Redisson did not write this one.
         if (
-            known is None
-            or not issubclass(known, Enum)
+            kind is None
+            or not issubclass(kind, Enum)
             or not isinstance(inner, str)
-            or place is Place.ROOT
+            or site is Site.ROOT
         ):
             return JavaValue(name, inner)
-        if inner in known.__members__:
-            return known[inner]
-        if place is Place.FIELD:
+        if inner in kind.__members__:
+            return kind[inner]
+        if site is Site.FIELD:
             # Two texts may also be a String[].
             return JavaValue(name, inner)
         raise Malformed
 
-    def _scalar(self, name: str, inner: Any, place: Place) -> Any:
+    def _scalar(self, name: str, inner: Any, site: Site) -> Any:
         try:
             value = _SCALARS[name](inner)
         except OverflowError:
@@ -207,8 +201,8 @@ class Reader:
             return JavaValue(name, inner)
         # Plain where the class is known, as in a POJO's field that is declared with it. This field
         # is declared otherwise.
-        if (name == "java.util.UUID" and not self._rules.uuid_has_class(place)) or (
-            place is Place.FIELD
+        if (name == "java.util.UUID" and not self._rules.uuid_has_class(site)) or (
+            site is Site.FIELD
             and (name == "[B" or (name == "java.lang.Double" and isinstance(inner, str)))
         ):
             return JavaValue(name, inner)
@@ -258,8 +252,8 @@ def _double(tree: Any) -> float:
 
 def _float(tree: Any) -> JavaFloat:
     value = _double(tree)
-    written = _as_written(tree) if isinstance(tree, float) else None
-    return JavaFloat(value, None if written == text.single(value) else written)
+    text = _as_written(tree) if isinstance(tree, float) else None
+    return JavaFloat(value, None if text == float_text(value) else text)
 
 
 def _decimal(tree: Any) -> Decimal:
@@ -267,7 +261,7 @@ def _decimal(tree: Any) -> Decimal:
 
 
 def _as_written(value: float) -> str:
-    return value.text if isinstance(value, JavaDouble) and value.text else text.double(value)
+    return value.text if isinstance(value, JavaDouble) and value.text else double_text(value)
 
 
 def _char(tree: str) -> JavaChar:

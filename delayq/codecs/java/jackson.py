@@ -7,10 +7,9 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from delayq.codecs._reasons import Malformed, Refused, reason_of
-from delayq.codecs.java._jackson_places import Place, Rules
 from delayq.codecs.java._jackson_reader import Reader, real, refuse_constant
-from delayq.codecs.java._jackson_writer import Writer
+from delayq.codecs.java._jackson_writer import Rules, Site, Writer
+from delayq.codecs.protocol import Malformed, Refused, reason_of
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
@@ -89,19 +88,19 @@ class JsonJacksonCodec:
         uuid_with_class: bool = True,
     ) -> None:
         by_name = dict(types or {})
-        for known in by_name.values():
+        for kind in by_name.values():
             if not (
-                isinstance(known, type)
-                and (dataclasses.is_dataclass(known) or issubclass(known, Enum))
+                isinstance(kind, type)
+                and (dataclasses.is_dataclass(kind) or issubclass(kind, Enum))
             ):
-                raise TypeError(f"types must be dataclasses and enums, not {known!r}")
+                raise TypeError(f"types must be dataclasses and enums, not {kind!r}")
         if not isinstance(uuid_with_class, bool):
             raise TypeError(f"uuid_with_class must be True or False, not {uuid_with_class!r}")
         rules = Rules(frozenset(enums_with_class), uuid_with_class)
-        names = {known: name for name, known in by_name.items()}
-        for known in rules.enums_with_class:
-            if not (isinstance(known, type) and issubclass(known, Enum) and known in names):
-                raise TypeError(f"enums_with_class must be enums that types names, not {known!r}")
+        names = {kind: name for name, kind in by_name.items()}
+        for enum in rules.enums_with_class:
+            if not (isinstance(enum, type) and issubclass(enum, Enum) and enum in names):
+                raise TypeError(f"enums_with_class must be enums that types names, not {enum!r}")
         self._writer = Writer(names, list_class, map_class, rules)
         self._reader = Reader(by_name, list_class, map_class, rules)
 
@@ -121,7 +120,7 @@ class JsonJacksonCodec:
 def _encode(codec: object, value: Any, writer: Writer) -> bytes:
     try:
         # Surrogates are escaped, so this cannot fail.
-        return writer.write(value, Place.ROOT).encode()
+        return writer.write(value, Site.ROOT).encode()
     except Refused as refused:
         reason = str(refused)
     except RecursionError:

@@ -12,10 +12,14 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class JavaInt(int):
@@ -68,9 +72,9 @@ class JavaDouble(float):
     text: str | None
 
     def __new__(cls, value: float, text: str | None = None) -> Self:
-        made = super().__new__(cls, value)
-        made.text = text
-        return made
+        number = super().__new__(cls, value)
+        number.text = text
+        return number
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         # For copy and pickle: a float's own method returns a single argument.
@@ -173,3 +177,24 @@ class JavaValue:
 
     class_name: str
     value: Any
+
+
+def fits(value: int, bits: int | None) -> bool:
+    """Return whether ``value`` fits into ``bits`` bits, sign included; None: any number of bits."""
+    # `~value` is -value - 1: the negative side reaches one further.
+    return bits is None or max(value, ~value) < 1 << bits - 1
+
+
+def is_char(text: str) -> bool:
+    """Return whether ``text`` is one UTF-16 unit."""
+    return len(text) == 1 and text <= "\uffff"
+
+
+def to_ms(moment: datetime) -> int:
+    """Return milliseconds since the epoch, cutting off anything finer towards the past."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def from_ms(milliseconds: int) -> datetime:
+    """Return the moment in UTC, or raise OverflowError outside of the years 1 to 9999."""
+    return _EPOCH + timedelta(milliseconds=milliseconds)

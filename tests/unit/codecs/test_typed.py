@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 import delayq
 from delayq import JsonCodec
 from delayq.codecs import BytesCodec, codec_for
-from delayq.codecs._libraries import msgspec_codec, pydantic_codec, standard_codec
+from delayq.codecs._type_codecs import msgspec_codec, pydantic_codec, standard_codec
 from tests.support.cases import naming
 from tests.support.depth import examples
 from tests.support.programs import output_of

@@ -197,13 +197,13 @@ def test_any_call_arrives_as_it_was_made(args: list[Any], kwargs: dict[str, Any]
 
 def without(monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
     """Make typed values be read without these libraries."""
-    from delayq.codecs import _libraries
+    from delayq.codecs import _type_codecs
 
     def import_module(name: str) -> None:
         if name in libraries:
             raise ImportError(name)
 
-    monkeypatch.setattr(_libraries, "import_module", import_module)
+    monkeypatch.setattr(_type_codecs, "import_module", import_module)
 
 
 @pytest.mark.parametrize("library", ["msgspec", "pydantic", "json"])

@@ -1,4 +1,7 @@
-"""Codecs of single types, made by msgspec, by pydantic, or with the standard library."""
+"""Codecs of single types, made by msgspec, by pydantic, or with the standard library.
+
+``JsonCodec`` uses them too: :func:`plain` refuses what a worker would not read as it was.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,55 @@ import json
 import re
 import sys
 import typing
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from delayq.codecs._plain import encode_json, to_plain
-from delayq.codecs._readers import Unknown, reader_of
-from delayq.codecs._reasons import said, shown
-from delayq.codecs._round_trip import changed, not_finite, unread, unwritten
-from delayq.codecs._shapes import has_odd_enums, shape_of
+from delayq._functions import show
+from delayq.codecs import _plain
+from delayq.codecs._plain import Unencodable, encode_json
+from delayq.codecs._readers import UnknownType, reader_of
+from delayq.codecs._round_trip import (
+    Shape,
+    change_reason,
+    has_odd_enums,
+    not_finite_reason,
+    read_reason,
+    shape_of,
+    write_reason,
+)
+from delayq.codecs.protocol import reason_of
 from delayq.errors import ConfigurationError, DecodeError, EncodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delayq.codecs._shapes import Shape
     from delayq.codecs.protocol import Codec
 
 # Attributes of dataclasses, TypedDicts and named tuples.
 _HAVE_FIELDS = ("__dataclass_fields__", "__required_keys__", "_fields")
 # The maximum number of faults that a reason names.
 _FAULTS = 3
-FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)
+_FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)
 # An offset whose minutes are unusual may have seconds, which the libraries cut off. Since 1973, no
 # zone has any.
 _ODD_OFFSET = re.compile(rb':(?!00|15|30|45)\d\d"')
+# msgspec quotes a value that is not in an enum, an unknown tag, or an unknown field.
+_QUOTED = re.compile(
+    r"(Invalid (?:enum )?value|Object contains unknown field) .*?( - at `[^`]*`)?", re.DOTALL
+)
+# Where msgspec met the fault: the same fault in another payload is elsewhere.
+_AT_BYTE = re.compile(r" \(byte \d+\)")
+_CERTAIN = Shape()
 
 
-class LibraryCodec:
+class TypeCodec:
     """A codec for one type, from functions that write and read it.
 
-    The texts of their errors quote nothing but what :func:`said` leaves out.
+    The texts of their errors quote nothing but what :func:`_reason` leaves out.
 
     Attributes:
+        write: Encodes a value without a check, or raises what the library raises.
         results: The codec of the results of handlers, which are of other types. Set by
             :func:`delayq.codecs.codec_for`.
     """
@@ -59,9 +79,9 @@ class LibraryCodec:
         shape: Tells which values have to be read back; None if all of them are certain to be the
             same.
         """
-        self._name = f"codec_for({shown(kind)})"
-        self._class = class_of(kind)
-        self._write = write
+        self._name = f"codec_for({show(kind)})"
+        self._class = _class_of(kind)
+        self.write = write
         self._read = read
         self._shape = shape
 
@@ -69,27 +89,23 @@ class LibraryCodec:
         if self._class is not None and not isinstance(value, self._class):
             raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
         try:
-            payload = self._write(value)
+            payload = self.write(value)
             reason = self.flaw(value, payload)
         except EncodeError:
             raise
         except RecursionError as error:
-            reason = str(said(error))
-        except FAILURES as error:
-            reason = unwritten(value, said(error))
+            reason = str(_reason(error))
+        except _FAILURES as error:
+            reason = write_reason(value, _reason(error))
         if reason is None:
             return payload
         raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}: {reason}")
 
-    def write(self, value: Any) -> bytes:
-        """Encode a value without a check, or raise what the library raises."""
-        return self._write(value)
-
     def decode(self, payload: bytes, /) -> Any:
         try:
             return self._read(payload)
-        except FAILURES as error:
-            reason = said(error)
+        except _FAILURES as error:
+            reason = _reason(error)
         raise DecodeError(self._name, payload, str(reason)) from reason
 
     def __repr__(self) -> str:
@@ -102,10 +118,10 @@ class LibraryCodec:
             return None
         try:
             back = self._read(payload)
-        except FAILURES as error:
-            return unread(value, said(error))
+        except _FAILURES as error:
+            return read_reason(value, _reason(error))
         # An infinity comes back with some of pydantic's settings, but what they write is no JSON.
-        return (_names_a_number(payload) and not_finite(value)) or changed(
+        return (_names_a_number(payload) and not_finite_reason(value)) or change_reason(
             value, back, is_open=shape.is_open
         )
 
@@ -114,7 +130,7 @@ class LibraryCodec:
         shape = self._shape
         if shape is None or (shape.decides() and type(value) is type(back)):
             return None
-        return changed(value, back, is_open=shape.is_open)
+        return change_reason(value, back, is_open=shape.is_open)
 
     def _is_doubtful(self, value: Any, payload: bytes, shape: Shape) -> bool:
         return (
@@ -136,18 +152,18 @@ def _names_an_odd_offset(payload: bytes) -> bool:
     return before_2000 and _ODD_OFFSET.search(payload) is not None
 
 
-def library_codec(kind: Any) -> LibraryCodec:
+def library_codec(kind: Any) -> TypeCodec:
     """Return the codec of the first library that knows a type.
 
     Raises:
         ConfigurationError: None does.
     """
-    makers: list[tuple[str, Callable[[Any], LibraryCodec]]] = [
+    makers: list[tuple[str, Callable[[Any], TypeCodec]]] = [
         ("msgspec", msgspec_codec),
         ("pydantic", pydantic_codec),
         ("json", standard_codec),
     ]
-    if "pydantic" in sys.modules and _holds_pydantics(kind, []):
+    if "pydantic" in sys.modules and _holds_pydantics(kind, visited=[]):
         # The others take pydantic's dataclasses for plain ones, and would skip their validators.
         makers = makers[1:2]
     elif has_odd_enums(kind):
@@ -169,13 +185,13 @@ def _unknown(kind: Any, missing: list[str]) -> str:
     """Return why there is no codec for a type, and what to do."""
     try:
         reader_of(kind)
-    except Unknown as error:
-        part = shown(error.kind)
+    except UnknownType as error:
+        part = show(error.kind)
     except (TypeError, NameError) as error:
-        return f"no codec can be made for {shown(kind)}: {error}"
+        return f"no codec can be made for {show(kind)}: {error}"
     else:
-        part = shown(kind)
-    of = "" if part == shown(kind) else f", which is in {shown(kind)}"
+        part = show(kind)
+    of = "" if part == show(kind) else f", which is in {show(kind)}"
     if missing:
         cure = f"try pip install {' or '.join(missing)}, or pass a codec of your own (codec=...)"
     else:
@@ -186,17 +202,17 @@ def _unknown(kind: Any, missing: list[str]) -> str:
     return f"no codec knows the type {part}{of}: {cure}"
 
 
-def msgspec_codec(kind: Any) -> LibraryCodec:
+def msgspec_codec(kind: Any) -> TypeCodec:
     """Return a codec for a type that msgspec knows."""
     import msgspec  # noqa: PLC0415 - an extra
 
     # This raises for an unknown type; a decoder would do so only when it meets a value.
     msgspec.json.schema(kind)
     encoder, decoder = msgspec.json.Encoder(), msgspec.json.Decoder(kind)
-    return LibraryCodec(kind, encoder.encode, decoder.decode, shape_of(kind))
+    return TypeCodec(kind, encoder.encode, decoder.decode, shape_of(kind))
 
 
-def pydantic_codec(kind: Any) -> LibraryCodec:
+def pydantic_codec(kind: Any) -> TypeCodec:
     """Return a codec for a type that pydantic knows."""
     import pydantic  # noqa: PLC0415 - an extra
 
@@ -225,24 +241,24 @@ def pydantic_codec(kind: Any) -> LibraryCodec:
             )
         )
 
-    return LibraryCodec(kind, write, read, shape_of(kind))
+    return TypeCodec(kind, write, read, shape_of(kind))
 
 
-def standard_codec(kind: Any) -> LibraryCodec:
+def standard_codec(kind: Any) -> TypeCodec:
     """Return a codec for a type that needs neither msgspec nor pydantic."""
     read = reader_of(kind)
 
     def write(value: Any) -> bytes:
-        return encode_json(to_plain(value)).encode()
+        return encode_json(_plain.to_plain(value)).encode()
 
-    return LibraryCodec(kind, write, lambda payload: read(json.loads(payload)), shape_of(kind))
+    return TypeCodec(kind, write, lambda payload: read(json.loads(payload)), shape_of(kind))
 
 
-def _holds_pydantics(kind: Any, seen: list[Any]) -> bool:
+def _holds_pydantics(kind: Any, visited: list[Any]) -> bool:
     """Return whether a type of pydantic's is among those that a type is composed of."""
-    if kind in seen:
+    if kind in visited:
         return False
-    seen.append(kind)
+    visited.append(kind)
     parts = typing.get_args(kind)
     if isinstance(kind, type):
         if hasattr(kind, "__pydantic_validator__"):
@@ -250,10 +266,10 @@ def _holds_pydantics(kind: Any, seen: list[Any]) -> bool:
         if any(hasattr(kind, name) for name in _HAVE_FIELDS):
             with contextlib.suppress(NameError, TypeError):
                 parts += tuple(typing.get_type_hints(kind).values())
-    return any(_holds_pydantics(part, seen) for part in parts)
+    return any(_holds_pydantics(part, visited) for part in parts)
 
 
-def class_of(kind: Any) -> type[Any] | tuple[type[Any], ...] | None:
+def _class_of(kind: Any) -> type[Any] | tuple[type[Any], ...] | None:
     """Return the class of which a value must be an instance, if the type is a class."""
     if kind is float:
         return float, int
@@ -261,3 +277,66 @@ def class_of(kind: Any) -> type[Any] | tuple[type[Any], ...] | None:
         # A TypedDict, including one from typing_extensions: its values are plain dicts.
         return dict
     return kind if isinstance(kind, type) and typing.get_origin(kind) is None else None
+
+
+def _reason(error: BaseException) -> ValueError:
+    """Do what :func:`reason_of` does, but keep a text that quotes nothing but what msgspec does."""
+    if isinstance(error, UnicodeError | RecursionError | json.JSONDecodeError):
+        return reason_of(error)
+    text = _AT_BYTE.sub("", str(error))
+    quoting = _QUOTED.fullmatch(text)
+    return ValueError(f"{quoting[1]}{quoting[2] or ''}" if quoting else text)
+
+
+# --- values of types that JSON has not, without a codec for their type
+
+
+def plain(value: Any, /) -> Any:
+    """Return what :func:`delayq.codecs._plain.plain` does, or raise TypeError if the value would
+    not come back as it was.
+    """
+    _check(value, "value")
+    return _plain.plain(value)
+
+
+def to_plain(value: Any, /) -> Any:
+    """Do the same for :func:`delayq.codecs._plain.to_plain`."""
+    return _plain.to_plain(value, _check)
+
+
+def _check(value: Any, path: str) -> None:
+    kind: Any = type(value)
+    if _shape_of_class(kind).decides() or (codec := _codec(kind)) is None:
+        return
+    try:
+        if codec.flaw(value, codec.write(value)) is None:
+            return
+    except _FAILURES:
+        # It has parts that the library does not write.
+        pass
+    # Of a dataclass, JsonCodec writes some parts otherwise.
+    if reason := codec.flaw(value, encode_json(_plain.to_plain(value)).encode()):
+        # It begins with "value".
+        raise Unencodable(path + reason[5:])
+
+
+@lru_cache(maxsize=1024)
+def _shape_of_class(kind: Any) -> Shape:
+    """Return the shape of a class whose instances are turned into plain values as a whole."""
+    if not _plain.is_record(kind):
+        return _CERTAIN
+    shape = shape_of(kind)
+    if not hasattr(kind, "__dataclass_fields__"):
+        # A library writes the texts of these itself.
+        shape.is_certain &= not (shape.has_decimals or shape.has_moments)
+    return shape
+
+
+@lru_cache(maxsize=1024)
+def _codec(kind: Any) -> TypeCodec | None:
+    """Return the codec by which a worker reads a class."""
+    try:
+        return library_codec(kind)
+    except ConfigurationError:
+        # No worker reads the class, only what it is written as.
+        return None
