@@ -2,7 +2,7 @@
 
 import typing
 
-from delayq import _on_demand
+from delayq import _lazy_imports
 from delayq.errors import (
     BadArguments,
     BadDelay,
@@ -195,4 +195,4 @@ _HOMES = {
 }
 
 if not typing.TYPE_CHECKING:
-    __getattr__, __dir__ = _on_demand.names(__name__, _HOMES)
+    __getattr__, __dir__ = _lazy_imports.names(__name__, _HOMES)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from delayq._version import __version__
 
 # The packages that the extra `cli` installs.
-_NEEDED = ("typer", "rich")
+_PACKAGES = ("typer", "rich")
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
         print(__version__)  # noqa: T201
         return 0
     try:
-        if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        if missing := [name for name in _PACKAGES if find_spec(name) is None]:
             print(  # noqa: T201
                 f"delayq: {missing[0]} is missing: pip install 'delayq[cli,embedded]'",
                 file=sys.stderr,

@@ -46,10 +46,10 @@ class Background:
             work, loop=loop, name=f"delayq {name}", context=context
         )
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.error("background task %r failed", task.get_name(), exc_info=error)

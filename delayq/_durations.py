@@ -6,16 +6,14 @@ import math
 import time
 from datetime import UTC, datetime, timedelta
 
-from delayq._wording import given
-from delayq.errors import BadDelay, BadInput
+from delayq._checks import describe_value
+from delayq.errors import BadDelay
 
 # Above 2**53 ms, a sorted set's score is no longer exact.
 MAX_MS = 2**53
 # How far the server's clock may be ahead of ours, seconds. If it is farther ahead, a delay that
 # ends at the limit of the scores passes the check.
 _AHEAD = 366 * 86_400
-# The server's proto-max-bulk-len, minus room for the data around a payload.
-_LARGEST_STRING = 512 * 1024 * 1024 - 64 * 1024
 # A shorter duration is never too long, seconds: more than 30,000 years.
 _USUAL = 1e12
 MICROSECOND = timedelta(microseconds=1)
@@ -24,13 +22,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Duration = float | timedelta
 """Seconds, or a :class:`~datetime.timedelta`."""
 
-When = int | str
+DueTime = int | str
 """When a message is due, as scripts take it: microseconds from now, or ``@`` and a moment on the
 server's clock, in microseconds since the epoch.
 """
 
 
-def microseconds(duration: Duration, what: str = "delay") -> int:
+def microseconds(duration: Duration, name: str = "delay") -> int:
     """Return ``duration`` in whole microseconds, rounded up.
 
     Raises:
@@ -47,14 +45,14 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
         if isinstance(duration, timedelta)
         else isinstance(duration, int | float) and duration < 0
     ):
-        raise BadDelay(f"{what} must not be negative, but is {_shown(duration)}")
+        raise BadDelay(f"{name} must not be negative, but is {_number_text(duration)}")
     if type(duration) is int:
         result = duration * 1_000_000
     elif isinstance(duration, timedelta):
         result = duration // MICROSECOND
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
         if not math.isfinite(duration):
-            raise BadDelay(f"{what} must be finite, not {duration}")
+            raise BadDelay(f"{name} must be finite, not {duration}")
         # Capped, because the product of a huge duration is infinite.
         exact = min(duration, 2.0 * MAX_MS) * 1_000_000
         result = int(exact)
@@ -63,28 +61,14 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
             # slightly larger.
             result = math.ceil(round(exact, 3))
     else:
-        raise BadDelay(f"{what} must be seconds or a timedelta, not {given(duration)}")
+        raise BadDelay(f"{name} must be seconds or a timedelta, not {describe_value(duration)}")
     # Check here, because the server would refuse everything that is sent in the same call.
     if result > MAX_MS * 1000 - int((time.time() + _AHEAD) * 1_000_000):
-        raise BadDelay(f"{what} is too long: messages must be due within 2**53 ms after 1970")
+        raise BadDelay(f"{name} is too long: messages must be due within 2**53 ms after 1970")
     return result
 
 
-def check_count(count: int | None, what: str, least: int = 0) -> None:
-    """Raise :class:`~delayq.BadInput` unless ``count`` is None or an int of at least ``least``."""
-    if count is not None and (
-        isinstance(count, bool) or not isinstance(count, int) or count < least
-    ):
-        raise BadInput(f"{what} must be an int of at least {least}, not {given(count)}")
-
-
-def check_flag(flag: bool, what: str) -> None:
-    """Raise :class:`~delayq.BadInput` unless ``flag`` is True or False."""
-    if not isinstance(flag, bool):
-        raise BadInput(f"{what} must be True or False, not {given(flag)}")
-
-
-def _shown(number: object) -> str:
+def _number_text(number: object) -> str:
     try:
         return str(number)
     except ValueError:
@@ -92,20 +76,12 @@ def _shown(number: object) -> str:
         return "this huge number"
 
 
-def check_max_payload(size: int) -> None:
-    """Raise :class:`~delayq.BadInput` unless ``size`` is a number of bytes that the server can
-    store.
-    """
-    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST_STRING:
-        raise BadInput(f"max_payload must be an int from 0 to {_LARGEST_STRING}, not {given(size)}")
-
-
-def seconds(duration: Duration, what: str) -> float:
+def seconds(duration: Duration, name: str) -> float:
     """Return ``duration`` in seconds. Raises as :func:`microseconds`."""
-    return microseconds(duration, what) / 1_000_000
+    return microseconds(duration, name) / 1_000_000
 
 
-def when_due(delay: Duration | None, at: datetime | None) -> When:
+def when_due(delay: Duration | None, at: datetime | None) -> DueTime:
     """Return what ``delay`` or ``at`` asks for, as scripts take it; 0 if neither is given.
 
     A moment travels as it is, and the script compares it with the server's clock: so neither this
@@ -119,22 +95,22 @@ def when_due(delay: Duration | None, at: datetime | None) -> When:
     if delay is not None:
         raise BadDelay("pass either delay or at, not both")
     if not isinstance(at, datetime) or at.utcoffset() is None:
-        raise BadDelay(f"at must be a datetime with a timezone, not {given(at)}")
+        raise BadDelay(f"at must be a datetime with a timezone, not {describe_value(at)}")
     return f"@{max(0, (at - _EPOCH) // MICROSECOND)}"
 
 
-def moment_in(when: When) -> int | None:
-    """Return the moment that ``when`` names, in microseconds; None if it is a delay."""
-    return int(when[1:]) if isinstance(when, str) else None
+def moment_in(due: DueTime) -> int | None:
+    """Return the moment that ``due`` names, in microseconds; None if it is a delay."""
+    return int(due[1:]) if isinstance(due, str) else None
 
 
 def estimated_delay(delay: Duration | None, at: datetime | None) -> float:
     """Return the delay that ``delay`` or ``at`` asks for, in seconds by this machine's clock.
 
-    Only for those who look on. Raises as :func:`when_due`.
+    Only for observers and pages. Raises as :func:`when_due`.
     """
-    moment = moment_in(when := when_due(delay, at))
-    wait_us = when if moment is None else max(0, moment - time.time_ns() // 1000)
+    moment = moment_in(due := when_due(delay, at))
+    wait_us = due if moment is None else max(0, moment - time.time_ns() // 1000)
     return float(wait_us) / 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""Reads the parameters and annotations of functions that users pass in."""
+"""Parameters of functions: defaults with a meaning of their own, and what annotations say."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import functools
 import inspect
 import sys
 import typing
+from enum import Enum
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from delayq._unset import UNSET
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,8 +17,21 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-NOTHING: Any = inspect.Parameter.empty
-"""The annotation of a parameter that has none."""
+EMPTY: Any = inspect.Parameter.empty
+"""The default or annotation of a parameter that has none."""
+
+
+class Unset(Enum):
+    """The type of :data:`UNSET`."""
+
+    UNSET = "unset"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNSET: Final = Unset.UNSET
+"""The default of settings for which None means "no limit"."""
 
 
 class _Injected:
@@ -43,7 +56,7 @@ def spell_out(options: type[Any]) -> Callable[[F], F]:
 
     The function takes them as ``**options``, so that they are written once: in a TypedDict.
     """
-    parameters = [
+    option_parameters = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=UNSET, annotation=kind.__forward_arg__
         )
@@ -51,9 +64,13 @@ def spell_out(options: type[Any]) -> Callable[[F], F]:
     ]
 
     def decorate(function: F) -> F:
-        own = inspect.signature(function)
-        others = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        vars(function)["__signature__"] = own.replace(parameters=[*others, *parameters])
+        signature = inspect.signature(function)
+        named = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        vars(function)["__signature__"] = signature.replace(parameters=[*named, *option_parameters])
         return function
 
     return decorate
@@ -62,7 +79,7 @@ def spell_out(options: type[Any]) -> Callable[[F], F]:
 def is_async(function: Any) -> bool:
     """Return whether a function, or the one that it wraps, is a coroutine function."""
     return callable(function) and any(
-        is_kind(inspect.iscoroutinefunction, one) for one in (function, _plain(function))
+        is_kind(inspect.iscoroutinefunction, layer) for layer in (function, _plain(function))
     )
 
 
@@ -83,13 +100,15 @@ def annotation_of(function: Callable[..., Any], name: str) -> Any:
     plain = _plain(function)
     annotations = getattr(plain, "__annotations__", {})
     if name not in annotations:
-        return NOTHING
+        return EMPTY
     module = sys.modules.get(getattr(plain, "__module__", ""), None)
     names = getattr(plain, "__globals__", None) or vars(module or typing)
-    found = {**names, **_closure(plain)}
+    namespace = {**names, **_closure(plain)}
     try:
         hints = typing.get_type_hints(
-            SimpleNamespace(__annotations__={name: annotations[name]}), found, include_extras=True
+            SimpleNamespace(__annotations__={name: annotations[name]}),
+            namespace,
+            include_extras=True,
         )
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
         raise ConfigurationError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from delayq._wording import given
+from delayq._checks import describe_value
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from delayq._durations import Duration
 
 # Longer waits are meaningless: a hundred years, seconds.
-_MOST = 100 * 365.25 * 86_400
+_LONGEST = 100 * 365.25 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Backoff:
 
     delays: tuple[float, ...]
     factor: float = 1.0
-    max: float = _MOST
+    max: float = _LONGEST
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
@@ -53,7 +53,8 @@ class Backoff:
                 or value < 0
             ):
                 raise BadInput(
-                    f"{name} of a backoff must be a non-negative number, not {given(value)}"
+                    f"{name} of a backoff must be a non-negative number, not"
+                    f" {describe_value(value)}"
                 )
         if self.jitter > 1:
             raise BadInput(f"jitter must be between 0 and 1, not {self.jitter!r}")
@@ -105,15 +106,15 @@ class Backoff:
             attempt: The number of the attempt, starting at 1.
             chance: Returns a random number from 0 to 1, for the jitter.
         """
-        place = max(attempt, 1) - 1
-        beyond = place - (len(self.delays) - 1)
-        delay = self.delays[min(place, len(self.delays) - 1)]
+        index = max(attempt, 1) - 1
+        beyond = index - (len(self.delays) - 1)
+        delay = self.delays[min(index, len(self.delays) - 1)]
         if beyond > 0 and self.factor != 1 and delay:
             # Use logarithms, because a power with a large attempt exceeds what a float can hold.
             exponent = math.log(delay) + beyond * (
                 math.log(self.factor) if self.factor else -math.inf
             )
-            delay = math.exp(min(exponent, math.log(_MOST)))
+            delay = math.exp(min(exponent, math.log(_LONGEST)))
         delay = min(delay, self.max)
         return min(delay * (1 + self.jitter * (2 * chance() - 1)), self.max)
 

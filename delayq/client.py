@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import anyio
 from anyio import to_thread
 
-from delayq._durations import Duration, check_count, check_flag, moment_us, seconds
+from delayq._checks import check_count, check_flag
+from delayq._durations import Duration, moment_us, seconds
 from delayq._functions import spell_out
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.open_queue import OpenDelayedQueue
@@ -255,8 +256,8 @@ class Client:
                 self._retry_for,
             )
             await session.server.open()
-            for each in self._tasks:
-                each.bind(self)
+            for tasks in self._tasks:
+                tasks.bind(self)
         except BaseException as error:
             await self.aclose()
             if isinstance(error, ServerError):
@@ -456,7 +457,7 @@ class Client:
         return [queue.stats() for queue in self._open_queues().values()]
 
     async def queue_depths(
-        self, *, without: Container[tuple[str, str]] = ()
+        self, *, exclude: Container[tuple[str, str]] = ()
     ) -> dict[tuple[str, str], QueueDepth | ServerError]:
         """Return how many messages each open queue holds, by the queue's kind and name as in
         :meth:`queue_statistics`.
@@ -466,18 +467,18 @@ class Client:
         or refused, the value is the error.
 
         Args:
-            without: Queues to leave out, about which the server is not asked.
+            exclude: Queues to leave out, about which the server is not asked.
         """
-        queues = {name: each for name, each in self._open_queues().items() if name not in without}
+        queues = {key: queue for key, queue in self._open_queues().items() if key not in exclude}
         depths = await asyncio.gather(
             *(queue.depth() for queue in queues.values()), return_exceptions=True
         )
-        found: dict[tuple[str, str], QueueDepth | ServerError] = {}
-        for name, depth in zip(queues, depths, strict=True):
+        answers: dict[tuple[str, str], QueueDepth | ServerError] = {}
+        for key, depth in zip(queues, depths, strict=True):
             if isinstance(depth, BaseException) and not isinstance(depth, ServerError):
                 raise depth
-            found[name] = depth
-        return found
+            answers[key] = depth
+        return answers
 
     def observe(self, observer: Observer) -> None:
         """Notify ``observer`` of what happens to messages, from now on or from when the client
@@ -509,8 +510,8 @@ class Client:
         if session is not None and not session.server.is_inherited:
             session.check_loop()
         self._closed = True
-        for each in self._tasks:
-            each.unbind(self)
+        for tasks in self._tasks:
+            tasks.unbind(self)
         if session is not None and session.server.is_inherited:
             # After a fork: everything that is open belongs to the parent process.
             self._session = None

@@ -70,7 +70,7 @@ def _remake(
     return error
 
 
-def _told(cause: BaseException) -> str:
+def _summary_of(cause: BaseException) -> str:
     """Return the class of an error, and what it says if it is one of delayq's: others quote values,
     as that of ``int("secret")`` does.
     """
@@ -152,16 +152,16 @@ class DecodeError(CodecError):
         by it.
         """
         cause = self.__cause__
-        fault = self.fault or ("" if cause is None else _told(cause))
+        fault = self.fault or ("" if cause is None else _summary_of(cause))
         return f"{self.codec} cannot decode the payload{': ' if fault else ''}{fault}"
 
     def __str__(self) -> str:
-        place = [f"queue {self.queue!r}"] * bool(self.queue) + [f"message {self.id!r}"] * bool(
+        source = [f"queue {self.queue!r}"] * bool(self.queue) + [f"message {self.id!r}"] * bool(
             self.id
         )
-        if not place:
+        if not source:
             return self.reason
-        return f"{', '.join(place)}: {self.reason}; was it offered with another codec or type?"
+        return f"{', '.join(source)}: {self.reason}; was it offered with another codec or type?"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.codec!r}, {len(self.payload)} bytes)"
@@ -244,9 +244,9 @@ class QueueFull(DelayqError):
     def __str__(self) -> str:
         name = f"queue {self.queue!r}" if self.queue else "the queue"
         count = len(self.ids)
-        what = "1 message was" if count == 1 else f"{count} messages were"
+        messages = "1 message was" if count == 1 else f"{count} messages were"
         return (
-            f"{name} is full: {what} not stored; add workers, offer later, open the queue with"
+            f"{name} is full: {messages} not stored; add workers, offer later, open the queue with"
             ' when_full="wait", or raise max_size'
         )
 

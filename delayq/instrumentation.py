@@ -1,4 +1,4 @@
-"""Notifies observers such as metrics and traces of what a client does, at no cost without them."""
+"""Notifies observers such as metrics and traces of what a client does; free if there are none."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Hooks:
     def remove(self, observer: Observer) -> None:
         """Stop notifying an observer. Does nothing if it is not registered."""
         for name in _EVENTS:
-            others = (each for each in getattr(self, name) if each.__self__ is not observer)
-            setattr(self, name, tuple(others))
+            methods = (method for method in getattr(self, name) if method.__self__ is not observer)
+            setattr(self, name, tuple(methods))
         self.around_handling = bool(self.handling or self.handled)
 
     @contextmanager
@@ -160,7 +160,7 @@ class Hooks:
                 except Exception:  # noqa: BLE001 - the observer's error must not harm a message
                     _log.exception("an observer raised")
 
-    def tell_delivered(self, queue: str, late: float) -> None:
+    def notify_delivered(self, queue: str, late: float) -> None:
         """Notify observers that a message is handed out."""
         for observe in self.delivered:
             try:

@@ -144,7 +144,7 @@ class QueueStats:
 
 
 _COUNTS = tuple(
-    each.name for each in fields(QueueStats) if each.name not in ("name", "kind", "waiting")
+    count.name for count in fields(QueueStats) if count.name not in ("name", "kind", "waiting")
 )
 
 
@@ -191,10 +191,10 @@ class Spread:
         """Return the duration that this share of all do not exceed, seconds; None if there were
         none.
         """
-        left = share * self.count
+        remaining = share * self.count
         for bucket in sorted(self.buckets):
-            left -= self.buckets[bucket]
-            if left <= 0:
+            remaining -= self.buckets[bucket]
+            if remaining <= 0:
                 # The middle of the bucket, on a logarithmic scale.
                 return float(_FIRST * 2 ** ((bucket - 0.5) / 2)) if bucket else _FIRST
         return None

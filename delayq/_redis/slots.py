@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 
-from delayq._wording import given
+from delayq._checks import describe_value
 from delayq.errors import BadName
 
 LONGEST_NAME = 512
@@ -18,7 +18,7 @@ RELIABLE, PARTITION = "delayq:{", "delayq:part:{"
 def checked_name(name: str) -> str:
     """Return ``name``. Raises BadName if it is empty, too long or not text."""
     if not isinstance(name, str) or not name:
-        raise BadName(f"a queue's name must be a non-empty str, not {given(name)}")
+        raise BadName(f"a queue's name must be a non-empty str, not {describe_value(name)}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Turns the address that a user gives into one that makes connections. No I/O."""
+"""Parses the address that a user passes into one that makes connections. No I/O."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Valkey's names for the same protocol.
-_SAME_AS = {"valkey": "redis", "valkeys": "rediss", "valkey+unix": "unix"}
-_SCHEMES = ("redis", "rediss", "unix", *_SAME_AS)
+_REDIS_SCHEMES = {"valkey": "redis", "valkeys": "rediss", "valkey+unix": "unix"}
+_SCHEMES = ("redis", "rediss", "unix", *_REDIS_SCHEMES)
 
 # Addresses of several servers: the part before the plus says how to reach each of them.
 _MULTI_SERVER_SCHEMES = tuple(
@@ -41,7 +41,7 @@ _MULTI_SERVER_SCHEMES = tuple(
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 
 # redis-py's defaults differ between classes and versions.
-_OURS: dict[str, Any] = {
+_OPTIONS: dict[str, Any] = {
     # Replies stay bytes.
     "decode_responses": False,
     # A call that takes messages must get its reply, however late: delayq bounds its calls itself.
@@ -54,16 +54,16 @@ _OURS: dict[str, Any] = {
     "protocol": 2,
 }
 # Options of pools and clients, and of RESP3's maintenance notifications.
-_NOT_OURS = re.compile(
+_IGNORED_OPTIONS = re.compile(
     r"max_connections|timeout|queue_class|connection_pool(_class)?|retry_on_error|legacy_responses|(oss_cluster_)?maint\w*|orig_\w+"
 )
 
 
 # redis-py's message for an option whose value it cannot parse.
-_SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
+_NAMES_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
 # The parts of an address that may be shown. A path may be secret unless it is a number.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w. -]*)(?::[0-9]+)?"
-_AROUND = " \t\r\n'\""
+_BLANKS_AND_QUOTES = " \t\r\n'\""
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
 _SOCKET = re.compile(r"(?:/[^?#@:]*)?")
 _SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
@@ -164,31 +164,31 @@ def from_url(url: str) -> AnyAddress:
         ConfigurationError: The scheme is unknown, or an option cannot be parsed. The message shows
             no secrets.
     """
-    scheme, colon, rest = url.partition(":")
+    scheme, colon, location = url.partition(":")
     if colon and scheme in _MULTI_SERVER_SCHEMES:
-        return _of_many(url, scheme, rest)
+        return _parse_many(url, scheme, location)
     if not colon or scheme not in _SCHEMES:
-        known = ", ".join(f"{name}://" for name in (*_SCHEMES, "redis+sentinel", "redis+cluster"))
+        schemes = ", ".join(f"{name}://" for name in (*_SCHEMES, "redis+sentinel", "redis+cluster"))
         raise ConfigurationError(
-            f"{redacted(url)!r} is not a supported address; use one of {known} or embedded:"
+            f"{redacted(url)!r} is not a supported address; use one of {schemes} or embedded:"
         )
-    return _of_one(url, scheme, rest)
+    return _parse_one(url, scheme, location)
 
 
-def _of_one(url: str, scheme: str, rest: str) -> Address:
+def _parse_one(url: str, scheme: str, location: str) -> Address:
     reason = ""
     options: dict[str, Any] = {}
     connection_class: type[AbstractConnection] = Connection
     try:
         if not scheme.endswith("unix"):
-            reason = _what_is_ignored(rest)
-        options |= parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}")
+            reason = _ignored_error(location)
+        options |= parse_url(f"{_REDIS_SCHEMES.get(scheme, scheme)}:{location}")
         connection_class = options.pop("connection_class", Connection)
         # Find options that no connection accepts now, rather than when a connection is needed.
         _address("", connection_class, options).connection()
     except ValueError as error:
         # Other messages quote the text that they cannot parse.
-        reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is not a valid URL"
+        reason = str(error) if _NAMES_OPTION.fullmatch(str(error)) else "it is not a valid URL"
     except (TypeError, RedisError):
         reason = "one of its options is unknown or has an invalid value"
     if reason:
@@ -213,31 +213,31 @@ def of_socket(
     )
 
 
-def _what_is_ignored(rest: str) -> str:
+def _ignored_error(location: str) -> str:
     """Describe an error after the scheme that redis-py would ignore; empty if there is none."""
-    parts = urlsplit(f"redis:{rest}")
+    parts = urlsplit(f"redis:{location}")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         return "the database must be a number, as in redis://host:6379/0"
     return "the port must be a number from 1 to 65535" if parts.port == 0 else ""
 
 
-def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
+def _parse_many(url: str, schemes: str, location: str) -> SentinelAddress | ClusterAddress:
     """Parse ``//user:password@host:port,host:port/service/database?option=value``."""
     scheme, _, kind = schemes.partition("+")
-    place, _, query = rest.removeprefix("//").partition("?")
-    user, at, place = place.rpartition("@")
-    hosts, _, path = place.partition("/")
-    ours, options = {}, []
+    authority, _, query = location.removeprefix("//").partition("?")
+    user, at, authority = authority.rpartition("@")
+    hosts, _, path = authority.partition("/")
+    sentinel_login, options = {}, []
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name in ("sentinel_username", "sentinel_password"):
-            ours[name.removeprefix("sentinel_")] = value
+            sentinel_login[name.removeprefix("sentinel_")] = value
         else:
             options.append((name, value))
-    rest = f"?{urlencode(options)}" if options else ""
+    suffix = f"?{urlencode(options)}" if options else ""
     servers = []
-    for host in hosts.split(","):
-        name, port = _host_and_port(url, host, _PORTS[kind])
-        servers.append(_of_one(url, scheme, f"//{user}{at}{name}:{port}{rest}"))
+    for host_and_port in hosts.split(","):
+        host, port = _host_and_port(url, host_and_port, _PORTS[kind])
+        servers.append(_parse_one(url, scheme, f"//{user}{at}{host}:{port}{suffix}"))
     label = redacted(url)
     if kind == "cluster":
         if path.strip("/") not in ("", "0"):
@@ -248,26 +248,32 @@ def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddr
         example = "redis+sentinel://host:26379,host:26379/service/0"
         raise _invalid(url, f"does not name a service: use {example}")
     server = servers[0]
-    way_in = replace(server, label=label, options=server.options | {"db": int(database or 0)})
+    server = replace(server, label=label, options=server.options | {"db": int(database or 0)})
     # Sentinels have their own users, and no databases.
-    greeting = {"username": ours.get("username"), "password": ours.get("password"), "db": 0}
-    sentinels = tuple(_sentinel(replace(each, options=each.options | greeting)) for each in servers)
-    return SentinelAddress(label, sentinels, unquote(service), way_in)
+    login = {
+        "username": sentinel_login.get("username"),
+        "password": sentinel_login.get("password"),
+        "db": 0,
+    }
+    sentinels = tuple(
+        _sentinel(replace(address, options=address.options | login)) for address in servers
+    )
+    return SentinelAddress(label, sentinels, unquote(service), server)
 
 
-def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
-    host, colon, given = place.rpartition(":")
-    if not colon or place.endswith("]"):
-        host, given = place, str(port)
+def _host_and_port(url: str, text: str, default_port: int) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(default_port)
     if (
         not host
-        or not given.isdecimal()
-        or not 0 < int(given) < 65536
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
         or (":" in host) != host.startswith("[")
     ):
         # The part itself is not shown: it may be the half of a password that contains a "?".
         raise _invalid(url, "is invalid: each of its servers must be host:port")
-    return host, int(given)
+    return host, int(port)
 
 
 def from_client(client: object) -> AnyAddress:
@@ -297,9 +303,10 @@ def from_client(client: object) -> AnyAddress:
         raise ConfigurationError(
             "the given client connects to replicas: pass the client that master_for() returns"
         )
-    asked = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    sentinel_pools = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
     sentinels = tuple(
-        _sentinel(_address("", each.connection_class, each.connection_kwargs)) for each in asked
+        _sentinel(_address("", sentinel_pool.connection_class, sentinel_pool.connection_kwargs))
+        for sentinel_pool in sentinel_pools
     )
     plain = SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection
     return SentinelAddress(
@@ -319,32 +326,32 @@ def _sentinel(address: Address) -> Address:
 def _address(
     label: str, connection_class: type[AbstractConnection], options: Mapping[str, Any]
 ) -> Address:
-    kept = {name: value for name, value in options.items() if not _NOT_OURS.fullmatch(name)}
+    ours = {name: value for name, value in options.items() if not _IGNORED_OPTIONS.fullmatch(name)}
     # Unless the address says otherwise, the handshake has a limit that a busy event loop does not
     # use up.
-    kept.setdefault("socket_connect_timeout", None)
-    return Address(label, connection_class, kept | _OURS)
+    ours.setdefault("socket_connect_timeout", None)
+    return Address(label, connection_class, ours | _OPTIONS)
 
 
 def redacted(url: str) -> str:
     """Return ``url`` without user, password and options; only its scheme if it names no address."""
-    bare = url.strip(_AROUND)
+    bare = url.strip(_BLANKS_AND_QUOTES)
     before, _, after = url.partition(bare) if bare else ("", "", "")
-    scheme, colon, rest = bare.partition(":")
-    shown = _redacted(f"{scheme.lower()}{colon}{rest}")
-    if not shown.startswith(scheme.lower()):
-        return shown
+    scheme, colon, location = bare.partition(":")
+    text = _redacted(f"{scheme.lower()}{colon}{location}")
+    if not text.startswith(scheme.lower()):
+        return text
     # Spaces, quotation marks and capitals are shown: they may be the mistake, and hide nothing.
-    return f"{before}{scheme}{shown.removeprefix(scheme.lower())}{after}"
+    return f"{before}{scheme}{text.removeprefix(scheme.lower())}{after}"
 
 
 def _redacted(url: str) -> str:
-    scheme, found, rest = url.partition("://")
-    if not found:
+    scheme, colon, location = url.partition("://")
+    if not colon:
         return url if _SERVER.fullmatch(url) else "***"
-    before, _, options = rest.partition("?")
-    user, at, place = before.rpartition("@")
-    shown = (
+    before, _, options = location.partition("?")
+    user, at, authority = before.rpartition("@")
+    pattern = (
         _SERVERS
         if scheme in _MULTI_SERVER_SCHEMES
         else _SOCKET
@@ -354,11 +361,11 @@ def _redacted(url: str) -> str:
     # If a password contains a question mark, the host is taken for an option.
     if (
         "@" in options
-        or not shown.fullmatch(place)
+        or not pattern.fullmatch(authority)
         or scheme not in (*_SCHEMES, *_MULTI_SERVER_SCHEMES)
     ):
         return _scheme_of(url)
-    return f"{scheme}://{'***@' if user or at else ''}{place}"
+    return f"{scheme}://{'***@' if user or at else ''}{authority}"
 
 
 def _invalid(url: str, reason: str) -> ConfigurationError:

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 
-from delayq._durations import (
-    Duration,
-    check_count,
-    check_max_payload,
-    estimated_delay,
-    microseconds,
-    moment_us,
-    seconds,
-    when_due,
-)
+from delayq._checks import check_count, check_max_payload, describe_value
+from delayq._durations import Duration, estimated_delay, microseconds, moment_us, seconds, when_due
 from delayq._engine import durability as durabilities
 from delayq._engine import prefetch
 from delayq._engine.durability import Unconfirmed
@@ -30,7 +22,6 @@ from delayq._redisson.delivery import Delivery
 from delayq._redisson.open_queue import OpenDelayedQueue
 from delayq._redisson.records import due_us_of_stored, id_of_stored, pack
 from delayq._redisson.views import Pending, Ready
-from delayq._wording import given
 from delayq.codecs.protocol import decode
 from delayq.errors import (
     BadDelay,
@@ -569,7 +560,7 @@ class DelayedQueue(Generic[T]):
 def _pairs(messages: Iterable[tuple[T, Duration]]) -> Iterator[tuple[T, Duration]]:
     """Yield the pairs of value and delay. Raises BadInput for anything else."""
     if not isinstance(messages, Iterable):
-        raise BadInput(f"offer_many takes pairs of value and delay, not {given(messages)}")
+        raise BadInput(f"offer_many takes pairs of value and delay, not {describe_value(messages)}")
     for pair in messages:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(

@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from delayq._durations import When, moment_in
+from delayq._durations import DueTime, moment_in
 
-Offer = tuple[When, bytes]
+Offer = tuple[DueTime, bytes]
 """When the message is due, and the payload."""
-Stored = tuple[Sequence[Any], int, When]
+Stored = tuple[Sequence[Any], int, DueTime]
 """The reply to the call that stored a message, its place in that call, and when it is due.
 
 :func:`id_of_stored` and :func:`due_us_of_stored` work out the rest, which few programs ask for.

@@ -26,7 +26,7 @@ from delayq.stats import QueueDepth
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
-    from delayq._durations import When
+    from delayq._durations import DueTime
     from delayq._redis.client import RedisClient
     from delayq._redisson.keys import DelayedKeys
 
@@ -205,7 +205,7 @@ class DelayedStore:
         stored = list(zip(repeat(reply), range(len(times)), times))
         delays = [due_time for due_time in times if isinstance(due_time, int)]
         moments = [due_time for due_time in times if not isinstance(due_time, int)]
-        soonest: list[When] = [min(delays)] if delays else []
+        soonest: list[DueTime] = [min(delays)] if delays else []
         soonest += moments
         return min(due_us_of_stored((reply, 0, due_time)) for due_time in soonest), stored
 
@@ -435,7 +435,7 @@ class DelayedStore:
         count: int = await self._run(CANCEL, int(stale), *records)
         return count
 
-    async def reschedule(self, record: bytes, due_time: When) -> int | None:
+    async def reschedule(self, record: bytes, due_time: DueTime) -> int | None:
         """Make a message due then. Return its due time, microseconds, or None if it is gone."""
         return _moment_or_none(await self._run(RESCHEDULE, record, due_time))
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Generic
 
-from delayq._durations import Duration, check_count, microseconds, moment_us
+from delayq._checks import check_count
+from delayq._durations import Duration, microseconds, moment_us
 from delayq._generics import T
 from delayq._redisson.records import payload_of
 from delayq._redisson.store import BATCH

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from delayq._checks import describe_value
 from delayq._durations import Duration, moment_us, seconds
 from delayq._redis.retry import retry_delay
 from delayq._reliable.bodies import with_batch
 from delayq._reliable.ids import follower_id, home_of, new_ids_in
 from delayq._reliable.offers import Offer
 from delayq._reliable.outcomes import result_codec
-from delayq._wording import given
 from delayq.codecs.protocol import decode
 from delayq.errors import (
     BadInput,
@@ -256,7 +256,7 @@ class BatchOffers:
         for offer in offers:
             if not isinstance(offer, Offer):
                 raise BadInput(
-                    f"offer_batch takes delayq.Offer objects, not {given(offer)}: pass"
+                    f"offer_batch takes delayq.Offer objects, not {describe_value(offer)}: pass"
                     " Offer(value, ...)"
                 )
             if offer.on_duplicate == "replace":
@@ -276,7 +276,7 @@ class BatchOffers:
         if offer is None:
             return None
         if not isinstance(offer, Offer):
-            raise BadInput(f"{argument} must be a delayq.Offer, not {given(offer)}")
+            raise BadInput(f"{argument} must be a delayq.Offer, not {describe_value(offer)}")
         if offer.unique_for is not None or offer.on_duplicate == "replace":
             raise BadInput(
                 f"{argument} is stored once in any case: leave unique_for out, and"

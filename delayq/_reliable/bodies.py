@@ -94,7 +94,7 @@ class OptionsMessage(NamedTuple):
         id: The message's id; empty until the message is sent, if it is generated.
         priority: 0 to 9.
         when: As in :class:`PlainMessage`; or ``@`` and the moment, as in
-            :data:`delayq._durations.When`.
+            :data:`delayq._durations.DueTime`.
         ttl_us: Time to live, in microseconds; 0 for no limit.
         unique_us: For how long the id counts as taken, whatever becomes of the message, in
             microseconds; 0 for as long as the message lives.

@@ -16,10 +16,10 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from delayq._checks import describe_value
 from delayq._functions import is_async
 from delayq._reliable.failures import Interrupted
 from delayq._reliable.outcomes import result_codec
-from delayq._wording import given
 from delayq.codecs.protocol import decode
 from delayq.errors import BadInput, DecodeError, EncodeError
 
@@ -290,7 +290,9 @@ def _check_name(name: object) -> None:
             return
     except UnicodeEncodeError:
         pass
-    raise BadInput(f"the name of a step must be a str of 1 to {_MAX_NAME} bytes, not {given(name)}")
+    raise BadInput(
+        f"the name of a step must be a str of 1 to {_MAX_NAME} bytes, not {describe_value(name)}"
+    )
 
 
 def _mark(state: bytes | None) -> str:

@@ -146,7 +146,7 @@ class Consumer(Generic[M]):
             lateness.add(-partition.clock.seconds_from_now(claim.due_us))
         if self._hooks.delivered:
             late_s = max(0.0, -partition.clock.seconds_from_now(claim.due_us))
-            self._hooks.tell_delivered(self.queue.name, late_s)
+            self._hooks.notify_delivered(self.queue.name, late_s)
         # Positional arguments: keyword arguments would cost more than the rest of this function.
         return self._message_type(claim, context, "leased", ahead)
 

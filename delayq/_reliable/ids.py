@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from delayq._wording import given
+from delayq._checks import describe_value
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def checked_group(group: str) -> str:
 
 def _checked(name: str, kind: str) -> str:
     if not isinstance(name, str) or not name:
-        raise BadInput(f"{kind} must be a non-empty str, not {given(name)}")
+        raise BadInput(f"{kind} must be a non-empty str, not {describe_value(name)}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, cast
 
+from delayq._checks import describe_value
 from delayq._durations import Duration, microseconds, when_due
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
@@ -33,7 +34,6 @@ from delayq._reliable.known_settings import MOST_TRIES
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.scripts import OFFER, OFFER_NEW
 from delayq._reliable.settings import check_limit
-from delayq._wording import given
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -118,7 +118,9 @@ class Offer(Generic[T]):
             BadInput: ``offer`` is no offer, or the chain would lead to more than 100 others.
         """
         if not isinstance(offer, Offer):
-            raise BadInput(f"then takes a delayq.Offer, not {given(offer)}: pass Offer(value, ...)")
+            raise BadInput(
+                f"then takes a delayq.Offer, not {describe_value(offer)}: pass Offer(value, ...)"
+            )
         steps: list[Offer[Any]] = [self]
         while steps[-1].followers:
             steps.append(steps[-1].followers[-1])
@@ -248,11 +250,13 @@ class OfferEncoder(Generic[T]):
             or not 0 <= priority < PRIORITIES
         ):
             raise BadInput(
-                f"priority must be an int from 0 to {PRIORITIES - 1}, not {given(priority)}"
+                f"priority must be an int from 0 to {PRIORITIES - 1}, not"
+                f" {describe_value(priority)}"
             )
         if on_duplicate not in ("raise", "ignore", "replace"):
             raise BadInput(
-                f'on_duplicate must be "raise", "ignore" or "replace", not {given(on_duplicate)}'
+                'on_duplicate must be "raise", "ignore" or "replace", not'
+                f" {describe_value(on_duplicate)}"
             )
         ttl_us = 0 if offer.ttl is None else microseconds(offer.ttl, "ttl")
         if offer.ttl is not None and not ttl_us:
@@ -286,7 +290,9 @@ class OfferEncoder(Generic[T]):
         it inherits unless it has its own. Raises as :meth:`plain`.
         """
         if not isinstance(offer, Offer):
-            raise BadInput(f"then takes a delayq.Offer, not {given(offer)}: pass Offer(value, ...)")
+            raise BadInput(
+                f"then takes a delayq.Offer, not {describe_value(offer)}: pass Offer(value, ...)"
+            )
         return self.with_options(
             replace(
                 offer,
@@ -419,7 +425,7 @@ def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
 def _private(wrong: object) -> str:
     """Return a number or None with its type; of other values, which may be private, the type."""
     is_number = wrong is None or isinstance(wrong, int | float)
-    return given(wrong) if is_number else f"a {type(wrong).__name__}"
+    return describe_value(wrong) if is_number else f"a {type(wrong).__name__}"
 
 
 @lru_cache(1024, typed=True)

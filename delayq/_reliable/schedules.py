@@ -8,13 +8,13 @@ from datetime import UTC, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Generic
 
+from delayq._checks import describe_value
 from delayq._durations import Duration, moment_us
 from delayq._generics import T
 from delayq._logging import about
 from delayq._reliable.ids import OCCURRENCE_DIGITS, home_of
 from delayq._reliable.offers import Offer
 from delayq._reliable.timing import UnreadableSchedule, parse_record, timing_of
-from delayq._wording import given
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Recurring(Generic[T]):
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name:
-        raise BadInput(f"a schedule's name must be a non-empty str, not {given(name)}")
+        raise BadInput(f"a schedule's name must be a non-empty str, not {describe_value(name)}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

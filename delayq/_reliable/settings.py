@@ -19,11 +19,11 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
-from delayq._durations import Duration, check_max_payload, microseconds
+from delayq._checks import check_max_payload, describe_value
+from delayq._durations import Duration, microseconds
 from delayq._engine import durability as durabilities
 from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
 from delayq._reliable.limits import limit_text, parse_limit, write_limit
-from delayq._wording import given
 from delayq.backoff import Backoff, check_backoff
 from delayq.errors import BadInput, ConfigurationError, ServerUnavailable
 
@@ -461,7 +461,7 @@ def check_limit(name: str, limit: int | None) -> None:
     if limit is None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise BadInput(f"{name} must be None or an int of at least 1, not {given(limit)}")
+        raise BadInput(f"{name} must be None or an int of at least 1, not {describe_value(limit)}")
 
 
 def _number(text: object) -> int:

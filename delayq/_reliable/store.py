@@ -29,7 +29,7 @@ from delayq.stats import QueueDepth
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq._durations import When
+    from delayq._durations import DueTime
     from delayq._reliable.report_format import Unit
     from delayq._reliable.settings import Declared
     from delayq.stats import Activity, WorkerInfo
@@ -164,7 +164,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         """
         return [bool(done) for done in await self.run(scripts.CANCEL, int(leased), *ids)]
 
-    async def reschedule(self, ids: Sequence[str | bytes], when: When) -> list[bool]:
+    async def reschedule(self, ids: Sequence[str | bytes], when: DueTime) -> list[bool]:
         """Give messages that no worker has a new due time, and return which were there."""
         return [bool(done) for done in await self.run(scripts.RESCHEDULE, when, *ids)]
 

@@ -12,9 +12,9 @@ from datetime import timedelta
 from math import floor  # Four times as fast as int().
 from typing import TYPE_CHECKING, NamedTuple
 
+from delayq._checks import describe_value
 from delayq._timer.alarm import Alarm, AlarmKind, Cancellable, LoopAlarm, TimerLoop, new_alarm
 from delayq._timer.wheel import Timeout, Wheel, spent
-from delayq._wording import given
 from delayq.errors import TimerFull, TimerStopped
 
 if TYPE_CHECKING:
@@ -288,4 +288,4 @@ def _seconds(delay: object) -> float:
             return float(delay)
         except OverflowError:
             return math.inf if delay > 0 else -math.inf
-    raise TypeError(f"delay must be seconds or a timedelta, not {given(delay)}")
+    raise TypeError(f"delay must be seconds or a timedelta, not {describe_value(delay)}")

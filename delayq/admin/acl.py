@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from delayq._checks import describe_value
 from delayq._engine.durability import parse
 from delayq._redis.rights import commands as commands_of
 from delayq._redis.scripts import scripts_in
@@ -24,7 +25,6 @@ from delayq._reliable.keys import (
     check_partitions,
     partition_prefix,
 )
-from delayq._wording import given
 from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _reliable_channels(keys: ReliableKeys, role: Role) -> list[str]:
 def _with_any_suffix(name: str, *, prefix: bool, ready: bool) -> str:
     """Return a name, with a placeholder for its end if it is only a prefix."""
     if not isinstance(name, str) or not name:
-        raise BadName(f"a queue's name must be a non-empty str, not {given(name)}")
+        raise BadName(f"a queue's name must be a non-empty str, not {describe_value(name)}")
     if _NOT_IN_RULES.search(name):
         raise BadName(f"ACL rules cannot contain whitespace or noncharacters, but {name!r} does")
     if not prefix:

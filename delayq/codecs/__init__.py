@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delayq import _on_demand
+from delayq import _lazy_imports
 from delayq.codecs.json import JsonCodec
 from delayq.codecs.protocol import Codec
 from delayq.codecs.string import BytesCodec, IntegerCodec, LongCodec, StringCodec
@@ -71,4 +71,4 @@ _HOMES = {
 }
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = _on_demand.names(__name__, _HOMES)
+    __getattr__, __dir__ = _lazy_imports.names(__name__, _HOMES)

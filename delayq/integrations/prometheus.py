@@ -178,7 +178,7 @@ class Metrics:
         """
         try:
             async with asyncio.timeout(_TIMEOUT):
-                stats = await self._client.queue_depths(without=self._refused)
+                stats = await self._client.queue_depths(exclude=self._refused)
         except TimeoutError:
             stats = {}
             self._unanswered += 1

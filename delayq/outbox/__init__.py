@@ -6,7 +6,7 @@ See :class:`Outbox`. SQLAlchemy is imported with this class.
 
 import typing
 
-from delayq import _on_demand
+from delayq import _lazy_imports
 
 if typing.TYPE_CHECKING:
     from delayq.outbox._outbox import Outbox
@@ -17,4 +17,4 @@ __all__ = ["Outbox", "Relay", "RelayCounts"]
 _HOMES = {"Outbox": "_outbox", "Relay": "_relay", "RelayCounts": "_relay"}
 
 if not typing.TYPE_CHECKING:
-    __getattr__, __dir__ = _on_demand.names(__name__, _HOMES)
+    __getattr__, __dir__ = _lazy_imports.names(__name__, _HOMES)

@@ -11,7 +11,7 @@ try:
 except ImportError as _error:
     raise ImportError("an Outbox needs SQLAlchemy 2: pip install 'delayq[outbox]'") from _error
 
-from delayq._durations import check_max_payload
+from delayq._checks import check_max_payload
 from delayq._functions import spell_out
 from delayq._reliable.offers import MessageOptions, Offer
 from delayq._reliable.settings import DEFAULTS

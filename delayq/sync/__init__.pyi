@@ -141,7 +141,7 @@ class Client:
     def queue_depths(
         self,
         *,
-        without: Container[tuple[str, str]] = ...,
+        exclude: Container[tuple[str, str]] = ...,
     ) -> dict[tuple[str, str], QueueDepth | ServerError]:
         """Return how many messages each open queue holds, by the queue's kind and name as in
         :meth:`queue_statistics`.

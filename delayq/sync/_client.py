@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from delayq import client as asynchronous
-from delayq._durations import check_flag, check_max_payload
+from delayq._checks import check_flag, check_max_payload
 from delayq._engine import durability as durabilities
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.queue import MAX_PAYLOAD

@@ -13,7 +13,7 @@ from inspect import Parameter
 from types import FunctionType, GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_origin
 
-from delayq._functions import INJECTED, NOTHING, annotation_of, name_of, parameters_of
+from delayq._functions import EMPTY, INJECTED, annotation_of, name_of, parameters_of
 from delayq.codecs.json import JsonCodec
 from delayq.errors import BadArguments, ConfigurationError, DecodeError, EncodeError
 
@@ -106,7 +106,7 @@ class Arguments:
         self._required = [
             name
             for name, parameter in self._in_message.items()
-            if parameter.default is NOTHING and parameter.kind not in _VARIABLE
+            if parameter.default is EMPTY and parameter.kind not in _VARIABLE
         ]
         self._methods: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._by_name = all(
@@ -266,21 +266,21 @@ class Arguments:
                 " the default delayq.tasks.INJECTED"
             ) from error
         return _Reader(
-            kind if kind in PLAIN else NOTHING,
+            kind if kind in PLAIN else EMPTY,
             codec if isinstance(codec, TypeCodec) else None,
             (*PLAIN, tuple) if parameter.kind in _VARIABLE else PLAIN,
         )
 
     def _kind(self, parameter: Parameter) -> Any:
         kind = annotation_of(self._function, parameter.name)
-        kind = Any if kind is NOTHING else kind
+        kind = Any if kind is EMPTY else kind
         return _VARIABLE[parameter.kind](kind) if parameter.kind in _VARIABLE else kind
 
 
 def _takes_message(function: Callable[..., Any], parameter: Parameter) -> bool:
     """Return whether a parameter without a default is for the message, by its annotation."""
     text = parameter.annotation
-    if parameter.default is not NOTHING or (isinstance(text, str) and "Message" not in text):
+    if parameter.default is not EMPTY or (isinstance(text, str) and "Message" not in text):
         return False
     try:
         kind = annotation_of(function, parameter.name)

@@ -9,11 +9,10 @@ from datetime import UTC
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from delayq._durations import Duration, check_count, seconds
-from delayq._functions import NOTHING, annotation_of, is_generator, name_of
+from delayq._checks import check_count, describe_value
+from delayq._durations import Duration, seconds
+from delayq._functions import EMPTY, UNSET, annotation_of, is_generator, name_of
 from delayq._generics import P, R_co
-from delayq._unset import UNSET
-from delayq._wording import given
 from delayq.backoff import check_backoff
 from delayq.codecs.json import JsonCodec
 from delayq.errors import (
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
     from datetime import datetime, tzinfo
     from typing import Unpack
 
+    from delayq._functions import Unset
     from delayq._reliable.batches import Batch
     from delayq._reliable.failures import Reject, RetryAfter, Snooze
     from delayq._reliable.offers import Offer, OfferOptions
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.settings import SettingsOptions
-    from delayq._unset import Unset
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.tasks._bindings import AnyClient, Binding
@@ -245,7 +244,7 @@ class Task(BoundTask[P], Generic[P, R_co]):
             from delayq.codecs import codec_for  # noqa: PLC0415 - not needed without results
 
             kind = annotation_of(self.function, "return")
-            self._result = codec_for(Any if kind is NOTHING else kind)
+            self._result = codec_for(Any if kind is EMPTY else kind)
         return self._result
 
     def __repr__(self) -> str:
@@ -342,7 +341,7 @@ class Tasks:
             BadName, BadInput: The name or a setting is invalid.
         """
         if not isinstance(queue, str) or not queue:
-            raise BadName(f"a queue's name must be a non-empty str, not {given(queue)}")
+            raise BadName(f"a queue's name must be a non-empty str, not {describe_value(queue)}")
         if settings:
             from delayq._reliable import settings as reliable  # noqa: PLC0415 - needed for any
 
@@ -612,5 +611,7 @@ def _check_options(
 
 def _check_name(name: object) -> str:
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise BadInput(f"a task needs a name, a str that can be printed, not {given(name)}")
+        raise BadInput(
+            f"a task needs a name, a str that can be printed, not {describe_value(name)}"
+        )
     return name

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq import tasks
 from delayq._engine.leases import HANDLED_TWICE
+from delayq._functions import UNSET
 from delayq._logging import log
 from delayq._reliable.failures import (
     Interrupted,
@@ -23,7 +24,6 @@ from delayq._reliable.failures import (
     is_instruction,
 )
 from delayq._reliable.message import Message
-from delayq._unset import UNSET
 from delayq.errors import (
     BadArguments,
     DecodeError,

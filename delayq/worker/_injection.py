@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._functions import (
+    EMPTY,
     INJECTED,
-    NOTHING,
     annotation_of,
     is_generator,
     is_kind,
@@ -49,7 +49,7 @@ class Injected:
 
     name: str
     kind: Any
-    content: Any = NOTHING
+    content: Any = EMPTY
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def plan_handler(
                 f"{name_of(handler)} takes batches, so {parameter.name!r} cannot be the message:"
                 " annotate the first parameter as list[Message[...]]"
             )
-        if parameter.content not in (NOTHING, Any, value):
+        if parameter.content not in (EMPTY, Any, value):
             raise ConfigurationError(
                 f"{name_of(handler)} takes a {show(value)}, but a message of"
                 f" {show(parameter.content)}"
@@ -161,8 +161,8 @@ def plan_dependency(
     if yields and typing.get_origin(kind) in _STREAMS:
         kind = typing.get_args(kind)[0]
     elif yields:
-        kind = NOTHING
-    if kind in (NOTHING, None, type(None), Any):
+        kind = EMPTY
+    if kind in (EMPTY, None, type(None), Any):
         raise ConfigurationError(
             f"{name_of(function)}: its return annotation must name the type of the dependency"
         )
@@ -193,14 +193,14 @@ def plan_injected(
         if parameter.kind in _VARIABLE:
             continue
         kind = annotation_of(function, parameter.name)
-        has_default = parameter.default is not NOTHING and parameter.default is not INJECTED
+        has_default = parameter.default is not EMPTY and parameter.default is not INJECTED
         by_name = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
         if by_name and _is_message(kind):
             injected.append(Injected(parameter.name, Message, _of_message(kind)))
         elif by_name and _is_injectable(kind, injectable):
             injected.append(Injected(parameter.name, kind))
         elif not has_default:
-            obstacle = "has no annotation" if kind is NOTHING else f"is a {show(kind)}"
+            obstacle = "has no annotation" if kind is EMPTY else f"is a {show(kind)}"
             if not by_name:
                 obstacle = "is positional-only"
             raise ConfigurationError(
@@ -213,8 +213,8 @@ def plan_injected(
 
 def _item_of(handler: Callable[..., Any], kind: Any) -> Any:
     """Return the type of the items of a handler's first parameter, which takes a batch."""
-    if kind in (NOTHING, Any, list):
-        return NOTHING
+    if kind in (EMPTY, Any, list):
+        return EMPTY
     if typing.get_origin(kind) in (list, abc.Sequence, abc.Collection, abc.Iterable):
         return typing.get_args(kind)[0]
     raise ConfigurationError(
@@ -228,7 +228,7 @@ def _is_message(kind: Any) -> bool:
 
 
 def _of_message(kind: Any) -> Any:
-    (value,) = typing.get_args(kind) or (NOTHING,)
+    (value,) = typing.get_args(kind) or (EMPTY,)
     return value
 
 

@@ -142,7 +142,7 @@ def test_a_client_reports_figures_and_errors_to_its_caller(client: sync.Client) 
     assert client.statistics().queues == 1
     assert [queue.name for queue in client.queue_statistics()] == ["mails"]
     assert [*client.queue_depths()] == [("reliable", "mails")]
-    assert client.queue_depths(without=[("reliable", "mails")]) == {}
+    assert client.queue_depths(exclude=[("reliable", "mails")]) == {}
     # An error leads to the line that called.
     with pytest.raises(delayq.EncodeError) as caught:
         mails.offer(object())

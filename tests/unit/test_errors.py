@@ -12,7 +12,7 @@ import pytest
 
 import delayq
 from delayq import errors
-from delayq._wording import given
+from delayq._checks import describe_value
 from delayq.codecs.protocol import decode
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_an_error_says_what_is_wrong_where_and_what_to_do() -> None:
         assert f" cannot decode the payload: {fault}" in caught.value.reason
         assert "secret" not in str(caught.value)
     assert pickle.loads(pickle.dumps(own)).reason == own.reason
-    assert [given(value) for value in (5, "5s", None, 10**5000)] == [
+    assert [describe_value(value) for value in (5, "5s", None, 10**5000)] == [
         *("5 (int)", "'5s' (str)", "None", "a value of type int")
     ]
-    assert given("x" * 99) == f"'{'x' * 59}... (str)"
+    assert describe_value("x" * 99) == f"'{'x' * 59}... (str)"

@@ -216,7 +216,12 @@ UNSAFE = re.compile(
     re.MULTILINE,
 )
 IMPORTS = {
-    *("_on_demand.py", "codecs/_type_codecs.py", "cli/worker/child.py", "testing/pytest_plugin.py")
+    *(
+        "_lazy_imports.py",
+        "codecs/_type_codecs.py",
+        "cli/worker/child.py",
+        "testing/pytest_plugin.py",
+    )
 }
 """These import our own modules and libraries by name, and one named on the command line."""
 

@@ -73,7 +73,7 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
     with hooks.around_sending(OfferEvent("jobs", "reliable", 1, batch=False, delay=0.0)):
         pass
     hooks.begin_handling("jobs", None).end(None)
-    hooks.tell_delivered("jobs", 0.0)
+    hooks.notify_delivered("jobs", 0.0)
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == [
         "sending",
         "leaving",

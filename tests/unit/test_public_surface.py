@@ -89,7 +89,7 @@ def test_a_new_interpreter_loads_only_what_is_asked_for_and_in_any_order(
     """
     modules = json.loads(output_of("-c", STARTED.replace("%s", repr(names))))
     own = {name for name in modules["alone"] if name.startswith("delayq")}
-    assert own == {"delayq", "delayq._on_demand", "delayq.errors"}
+    assert own == {"delayq", "delayq._lazy_imports", "delayq.errors"}
     assert not {*modules["alone"]} & (HEAVY | {"ssl"})
     assert not {*modules["with tasks"]} & (EXTRAS | {"anyio", "asyncio", "logging", "ssl"})
     assert not {*modules["with a client"]} & (EXTRAS | SELDOM_NEEDED)
@@ -103,7 +103,7 @@ def test_a_module_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPat
 
     # Loads it, so that it can be taken away.
     monkeypatch.delattr(delayq, "connect")
-    monkeypatch.setattr("delayq._on_demand.import_module", fails)
+    monkeypatch.setattr("delayq._lazy_imports.import_module", fails)
     with pytest.raises(ImportError, match="no attribute 'asyncio'"):
         _ = delayq.connect
 

@@ -23,7 +23,8 @@ from django.utils import timezone
 from django.utils.json import normalize_json
 
 from delayq import sync
-from delayq._durations import check_flag, seconds
+from delayq._checks import check_flag
+from delayq._durations import seconds
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import Settings, SettingsOptions
 from delayq.client import URL_VARIABLE, connect

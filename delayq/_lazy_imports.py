@@ -1,4 +1,4 @@
-"""Packages whose names are loaded when they are asked for (PEP 562)."""
+"""Imports the names of a package when they are used first (PEP 562)."""
 
 from __future__ import annotations
 
