@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def about(module: Path) -> str:
@@ -21,7 +21,7 @@ def about(module: Path) -> str:
 
 def main() -> None:
     modules = {
-        path.stem: path for path in sorted(HERE.glob("*.py")) if not path.stem.startswith("_")
+        path.stem: path for path in sorted(FOLDER.glob("*.py")) if not path.stem.startswith("_")
     }
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in modules:
@@ -29,8 +29,8 @@ def main() -> None:
             "usage: python -m benchmarks NAME [options]; add --help after the name for its"
             " options\n"
         )
-        for each, path in modules.items():
-            print(f"{each.ljust(max(map(len, modules)))}  {about(path)}")
+        for benchmark, path in modules.items():
+            print(f"{benchmark.ljust(max(map(len, modules)))}  {about(path)}")
         sys.exit(0 if name in ("", "-h", "--help") else f"\nthere is no benchmark {name!r}")
     sys.argv[:] = [str(modules[name]), *sys.argv[2:]]
     runpy.run_module(f"benchmarks.{name}", run_name="__main__")

@@ -38,7 +38,7 @@ local now = time[1] * 1000000 + time[2]
 for i = 1, #ARGV, 2 do ARGV[i] = now + ARGV[i] end
 return redis.call('ZADD', KEYS[1], unpack(ARGV))
 """
-_AT_A_TIME, _ENOUGH, _ON_THE_WAY = 200, 50, 2
+_AT_A_TIME, _FULL_BATCH, _ON_THE_WAY = 200, 50, 2
 
 
 def bare_offers(redis: Redis, sha: str, value: str, delay_us: int) -> Callable[[], Awaitable[Any]]:
@@ -88,7 +88,7 @@ class SharedOffers(asyncio.Protocol):
     def offer(self, payload: str, delay_us: int) -> Awaitable[int]:
         future = self._new_future()
         self._waiting.append((delay_us, payload, future))
-        if not self._sent or (len(self._waiting) >= _ENOUGH and len(self._sent) < _ON_THE_WAY):
+        if not self._sent or (len(self._waiting) >= _FULL_BATCH and len(self._sent) < _ON_THE_WAY):
             self._send()
         return future
 
@@ -104,7 +104,7 @@ class SharedOffers(asyncio.Protocol):
 
 async def connect(server: Any) -> SharedOffers:
     """Connect to the server that ``server`` is connected to."""
-    sha, where, loop = (
+    sha, options, loop = (
         server.script_load(ADD_ALL),
         server.connection_pool.connection_kwargs,
         asyncio.get_running_loop(),
@@ -113,9 +113,9 @@ async def connect(server: Any) -> SharedOffers:
     def make() -> SharedOffers:
         return SharedOffers(sha)
 
-    if "path" in where:
-        return (await loop.create_unix_connection(make, where["path"]))[1]
-    return (await loop.create_connection(make, where["host"], where["port"]))[1]
+    if "path" in options:
+        return (await loop.create_unix_connection(make, options["path"]))[1]
+    return (await loop.create_connection(make, options["host"], options["port"]))[1]
 
 
 def numbered(
@@ -227,9 +227,9 @@ async def on_time(url: str, delays: Sequence[float], *, timerfd: bool) -> list[f
         base = time.time()
         await redis.zadd("floor", {str(n): (base + delay) * 1e6 for n, delay in enumerate(delays)})
         while len(late) < len(delays):
-            found, wait_us = await script(keys=["floor"])
+            due_messages, wait_us = await script(keys=["floor"])
             arrived = time.time()
-            late += [(arrived - float(due) / 1e6) * 1000 for due in found[1::2]]
+            late += [(arrived - float(due) / 1e6) * 1000 for due in due_messages[1::2]]
             if wait_us > 0:
                 rang.clear()
                 waker.set(loop.time() + wait_us / 1e6, rang.set)

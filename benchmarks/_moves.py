@@ -95,14 +95,14 @@ class Counts(NamedTuple):
         sent = sum(calls.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SENT)
         cpu_us = (cpu["used_cpu_user"] + cpu["used_cpu_sys"]) * 1e6
         return cls(
-            sum(each["calls"] for each in scripts),
-            sum(each["usec"] for each in scripts),
+            sum(calls_of_script["calls"] for calls_of_script in scripts),
+            sum(calls_of_script["usec"] for calls_of_script in scripts),
             sent,
             cpu_us,
         )
 
-    def since(self, before: Counts) -> Counts:
-        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+    def spent_since(self, before: Counts) -> Counts:
+        return Counts(*(now - earlier for now, earlier in zip(self, before, strict=True)))
 
 
 def kernel_time() -> float:
@@ -134,15 +134,15 @@ class Meter:
         kernel = kernel_time() - self._kernel
         if self.profile is not None:
             self.profile.end(self._server, count)
-        spent = Counts.of(self._server).since(self._counts)
-        each = {
+        spent = Counts.of(self._server).spent_since(self._counts)
+        totals = {
             "client_us": cpu * 1e6,
             "kernel_us": kernel * 1e6,
             "script_us": spent.script_us,
             "server_us": spent.cpu_us,
             "scripts": spent.scripts,
         }
-        return {"rate": count / seconds} | {name: figure / count for name, figure in each.items()}
+        return {"rate": count / seconds} | {name: figure / count for name, figure in totals.items()}
 
 
 def images(server: Any) -> dict[bytes, bytes]:
@@ -217,7 +217,7 @@ def delayq_transfer(server: Any, keys: DelayedKeys, *, listed: bool = True) -> t
     named["fence"] = keys.fence("benchmark")
     if not listed:
         named["ordered"] = keys.ordered + ":none"
-    given = {
+    arguments = {
         "limit": BATCH,
         "take": 0,
         "most_bytes": 0,
@@ -227,6 +227,9 @@ def delayq_transfer(server: Any, keys: DelayedKeys, *, listed: bool = True) -> t
         "signature": "",
     }
     milliseconds, answer = timed(
-        server, TRANSFER.text, [named[n] for n in TRANSFER.keys], *(given[n] for n in TRANSFER.args)
+        server,
+        TRANSFER.text,
+        [named[n] for n in TRANSFER.keys],
+        *(arguments[n] for n in TRANSFER.args),
     )
     return milliseconds, answer[1] == 0

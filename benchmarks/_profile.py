@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import CodeType
 
-KERNEL, HANDLER, REST = "system calls", "the benchmark itself", "rest of Python"
+KERNEL, HANDLER, OTHER_PYTHON = "system calls", "the benchmark itself", "rest of Python"
 LUA, OUTSIDE = "Lua, and replies", "outside scripts"
 # Packages that are not divided into modules.
 PACKAGES = {
@@ -73,10 +73,10 @@ class Profile:
 
 def command_us(server: Any) -> dict[str, float]:
     """Return how long each command has taken so far, microseconds, if only scripts call it."""
-    found = server.info("commandstats")
-    names = {name: name.removeprefix("cmdstat_") for name in found}
+    stats = server.info("commandstats")
+    names = {name: name.removeprefix("cmdstat_") for name in stats}
     return {
-        short: found[name]["usec"]
+        short: stats[name]["usec"]
         for name, short in names.items()
         if short not in SENT and short != "info"
     }
@@ -100,26 +100,26 @@ def cause_of(code: CodeType | str, names: Mapping[str, str]) -> str | None:
         return next((cause for part, cause in IN_C.items() if part in code), None)
     module = names.get(code.co_filename, "")
     package = module.partition(".")[0]
-    return module if package == "delayq" else PACKAGES.get(package, REST)
+    return module if package == "delayq" else PACKAGES.get(package, OTHER_PYTHON)
 
 
 def shares(entries: Iterable[Any], names: Mapping[str, str]) -> dict[str, Share]:
     """Add up a profile's entries by cause: microseconds, and calls made."""
-    found: dict[str, Share] = {}
+    totals: dict[str, Share] = {}
 
     def add(cause: str, seconds: float, calls: int) -> None:
-        before = found.get(cause, Share(0.0, 0))
-        found[cause] = Share(before.us + seconds * 1e6, before.calls + calls)
+        before = totals.get(cause, Share(0.0, 0))
+        totals[cause] = Share(before.us + seconds * 1e6, before.calls + calls)
 
     for entry in entries:
-        own, callees = cause_of(entry.code, names) or REST, entry.calls or ()
+        cause, callees = cause_of(entry.code, names) or OTHER_PYTHON, entry.calls or ()
         # The time of functions in C is counted with their callers, below.
         seconds = 0.0 if isinstance(entry.code, str) else entry.inlinetime
-        add(own, seconds, sum(callee.callcount for callee in callees))
+        add(cause, seconds, sum(callee.callcount for callee in callees))
         for callee in callees:
             if isinstance(callee.code, str) and not any(part in callee.code for part in SYSTEM):
-                add(cause_of(callee.code, names) or own, callee.inlinetime, 0)
-    return found
+                add(cause_of(callee.code, names) or cause, callee.inlinetime, 0)
+    return totals
 
 
 def undisturbed(profiles: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Share]:
@@ -153,10 +153,12 @@ def client_us(
     """
     own_us = plain_us - kernel_us
     calls = sum(share.calls for share in profile.values())
-    more = max(0.0, profiled["client_us"] - profiled["kernel_us"] - own_us) / max(calls, 1.0)
-    found = {cause: max(0.0, share.us - more * share.calls) for cause, share in profile.items()}
-    scale = own_us / sum(found.values())
-    return {KERNEL: kernel_us} | {cause: us * scale for cause, us in found.items()}
+    overhead_us = max(0.0, profiled["client_us"] - profiled["kernel_us"] - own_us) / max(calls, 1.0)
+    adjusted = {
+        cause: max(0.0, share.us - overhead_us * share.calls) for cause, share in profile.items()
+    }
+    scale = own_us / sum(adjusted.values())
+    return {KERNEL: kernel_us} | {cause: us * scale for cause, us in adjusted.items()}
 
 
 def server_us(commands: Mapping[str, float], script_us: float, whole_us: float) -> dict[str, float]:

@@ -69,15 +69,15 @@ class Table:
         if not self._as_json:
             # Text is aligned to the left and figures to the right, like the column's name.
             pairs = zip(cells, self._columns, strict=True)
-            shown = [
+            aligned = [
                 cell.rjust(len(name)) if name.startswith(" ") else cell.ljust(len(name))
                 for cell, name in pairs
             ]
-            print("  ".join(shown).rstrip(), flush=True)
+            print("  ".join(aligned).rstrip(), flush=True)
 
-    def end(self, **more: Any) -> None:
+    def end(self, **extra: Any) -> None:
         if self._as_json:
-            print(json.dumps(self._about | {"rows": self.rows} | more, indent=1))
+            print(json.dumps(self._about | {"rows": self.rows} | extra, indent=1))
 
 
 def plotter() -> Any:

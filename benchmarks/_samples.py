@@ -55,13 +55,13 @@ def be_sample(sample: str, roles: Mapping[str, Callable[..., Coroutine[Any, Any,
 
     With ``profile``, print its figures and the profile.
     """
-    given = json.loads(sample)
-    role, loop = roles[given.pop("role")], given.pop("loop", "asyncio")
-    profile = Meter.profile = Profile() if given.pop("profile", False) else None
-    found = run_in(loop, lambda: asyncio.wait_for(role(**given), PATIENCE))
+    arguments = json.loads(sample)
+    role, loop = roles[arguments.pop("role")], arguments.pop("loop", "asyncio")
+    profile = Meter.profile = Profile() if arguments.pop("profile", False) else None
+    outcome = run_in(loop, lambda: asyncio.wait_for(role(**arguments), PATIENCE))
     if profile is not None:
-        found = {"figures": found, "client": profile.client, "commands": profile.commands}
-    json.dump(found, sys.stdout)
+        outcome = {"figures": outcome, "client": profile.client, "commands": profile.commands}
+    json.dump(outcome, sys.stdout)
 
 
 def say_ready() -> None:

@@ -70,11 +70,11 @@ class World:
     def after(self, seconds: float, act: Callable[[], object]) -> None:
         self.at(self.now + seconds, act)
 
-    def run(self, until: float) -> None:
-        while self._events and self._events[0][0] <= until:
+    def run(self, end: float) -> None:
+        while self._events and self._events[0][0] <= end:
             self.now, _, act = heapq.heappop(self._events)
             act()
-        self.now = until
+        self.now = end
 
 
 class Worker:
@@ -111,7 +111,7 @@ class Server(Worker):
         # In the order of subscription.
         self._subscribed: dict[Channels, dict[VirtualClient, None]] = {"notices": {}, "summons": {}}
         # Each server counts those that subscribe there; the queue's own has the first place.
-        self._here: Counter[Channels] = Counter()
+        self._subscribers: Counter[Channels] = Counter()
         # When the next summons may be given.
         self._summons_at = 0.0
 
@@ -120,8 +120,8 @@ class Server(Worker):
         return [*self._subscribed["notices"]]
 
     @property
-    def left(self) -> int:
-        """How many messages are left."""
+    def remaining(self) -> int:
+        """How many messages have not been handed out."""
         return len(self._dues)
 
     def offer(self, due: int) -> None:
@@ -135,15 +135,15 @@ class Server(Worker):
         one is due, and how many clients were told.
         """
         now = self.world.now_us
-        found = [heapq.heappop(self._dues)] if self._dues and self._dues[0] <= now else []
+        due = [heapq.heappop(self._dues)] if self._dues and self._dues[0] <= now else []
         wait = max(0, self._dues[0] - now) if self._dues else -1
         self.counts["claims"] += 1
-        self.counts["vain claims"] += not found
+        self.counts["vain claims"] += not due
         listeners = 0
-        if found and wait and signature:
+        if due and wait and signature:
             following = -1 if wait < 0 else now + wait
             listeners = self._publish(f"{following} {now} {signature}".encode())
-        return now, found, wait, listeners
+        return now, due, wait, listeners
 
     def recheck(self) -> tuple[int, int, float, int, int]:
         """Return the time, when the next message is due as plans take it, for how many seconds it
@@ -154,34 +154,34 @@ class Server(Worker):
         due = self._dues[0] if self._dues else -1
         late = max(0, now - due) / 1e6 if self._dues else 0.0
         next_due = due if due < 0 or due > now else 0
-        return now, next_due, late, self._here["notices"], self._here["summons"]
+        return now, next_due, late, self._subscribers["notices"], self._subscribers["summons"]
 
-    def summon(self, left: int) -> None:
+    def summon(self, threshold: int) -> None:
         now = self.world.now_us
-        needed = sum(each <= now for each in self._dues) - left
-        if needed > 0 and self.world.now >= self._summons_at:
+        excess = sum(moment <= now for moment in self._dues) - threshold
+        if excess > 0 and self.world.now >= self._summons_at:
             self.counts["summons"] += 1
-            receivers = self._publish(b"%d" % needed, "summons")
+            receivers = self._publish(b"%d" % excess, "summons")
             self._summons_at = self.world.now + 0.02 + receivers / 20_000
 
     def subscribe(self, client: VirtualClient, to: Channels) -> None:
         self.counts["subscriptions"] += 1
         for channel, clients in self._subscribed.items():
             if channel == to:
-                self._here[channel] += client.place == 0 and client not in clients
+                self._subscribers[channel] += client.place == 0 and client not in clients
                 clients[client] = None
             elif client in clients:
-                self._here[channel] -= client.place == 0
+                self._subscribers[channel] -= client.place == 0
                 del clients[client]
 
     def _publish(self, content: bytes, channel: Channels = "notices") -> int:
-        here, clients = self._here[channel], self._subscribed[channel]
+        listeners, clients = self._subscribers[channel], self._subscribed[channel]
         self.counts["publications"] += 1
         self.counts["heard"] += len(clients)
-        sent = self.spend(self.costs.publish * here) + self.costs.one_way
+        sent = self.spend(self.costs.publish * listeners) + self.costs.one_way
         for client in clients:
             self.world.at(sent, partial(client.hear, content, channel))
-        return here
+        return listeners
 
 
 class VirtualClient:
@@ -239,9 +239,9 @@ class VirtualClient:
     # Channels
 
     def hear(self, content: bytes, channel: Channels) -> None:
-        self._soon(self._server.costs.hear, lambda: self._heard(content, channel))
+        self._soon(self._server.costs.hear, lambda: self._on_message(content, channel))
 
-    def _heard(self, content: bytes, channel: Channels) -> None:
+    def _on_message(self, content: bytes, channel: Channels) -> None:
         if channel == "summons":
             self._act(self.plan.on_summons(parse_moment(content) or 0))
         elif self._holds:
@@ -278,16 +278,16 @@ class VirtualClient:
             return
         asked_at = self._world.now
 
-        def found() -> None:
+        def on_server() -> None:
             now, due, late, listeners, dormant = self._server.recheck()
 
-            def told() -> None:
+            def on_reply() -> None:
                 self._clock.observe(now, asked_at)
                 self._act(self.plan.on_recheck(due, late, listeners, dormant, self._world.now))
 
-            self._reply(told)
+            self._reply(on_reply)
 
-        self._send(self._server.costs.recheck, found)
+        self._send(self._server.costs.recheck, on_server)
 
     # Calls
 
@@ -319,28 +319,30 @@ class VirtualClient:
         self._calling, asked_at = True, self._world.now
         signature = self.plan.stagger.signature(self._world.now, wants_messages=not self._holds)
 
-        def claimed() -> None:
-            now, found, wait, listeners = self._server.claim(signature)
-            self._server.spend(self._server.costs.claim if found else self._server.costs.vain_claim)
-            self._reply(lambda: self._claimed(asked_at, now, found, wait, listeners))
+        def on_server() -> None:
+            now, messages, wait, listeners = self._server.claim(signature)
+            self._server.spend(
+                self._server.costs.claim if messages else self._server.costs.vain_claim
+            )
+            self._reply(lambda: self._claimed(asked_at, now, messages, wait, listeners))
 
-        self._send(0.0, claimed, failed=lambda: self._end(self.plan.on_failure(self._world.now)))
+        self._send(0.0, on_server, failed=lambda: self._end(self.plan.on_failure(self._world.now)))
 
     def _claimed(
-        self, asked_at: float, now: int, found: list[int], wait: int, listeners: int
+        self, asked_at: float, now: int, messages: list[int], wait: int, listeners: int
     ) -> None:
         self._clock.observe(now, asked_at)
-        if found:
+        if messages:
             self.plan.transferred(listeners, self._world.now)
         if wait:
             self._act(self.plan.handed_out(now))
         elif (threshold := self.plan.stagger.summon_threshold(self._world.now)) is not None:
             self._send(self._server.costs.vain_claim, partial(self._server.summon, threshold))
-        self.late += [(self._world.now_us - due) / 1e6 for due in found]
-        if found and self._hold:
+        self.late += [(self._world.now_us - due) / 1e6 for due in messages]
+        if messages and self._hold:
             self._holds = True
             self._world.after(self._hold, self._handled)
-        again = found and not self._holds
+        again = messages and not self._holds
         self._end(
             self.plan.on_reply(0 if again and wait == 0 else due_us(now, wait), self._world.now)
         )

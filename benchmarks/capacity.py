@@ -73,12 +73,12 @@ class Step(NamedTuple):
     bytes_each: float
     trips: int
 
-    def client_us(self, together: float) -> float:
+    def client_us(self, per_call: float) -> float:
         """Return the client's time for one message of a call, given how many it has."""
-        return self.client_call / together + self.client_each
+        return self.client_call / per_call + self.client_each
 
-    def server_us(self, together: float) -> float:
-        return self.server_call / together + self.server_each
+    def server_us(self, per_call: float) -> float:
+        return self.server_call / per_call + self.server_each
 
 
 class Kind(NamedTuple):
@@ -118,24 +118,26 @@ class Crowd:
             self.world.at(JOIN_S * number / clients, client.start)
         self.world.run(JOIN_S + SETTLE_S)
 
-    def consume(self, happens: Callable[[], object] = lambda: None, until: float = 0.0) -> Figures:
+    def consume(
+        self, happens: Callable[[], object] = lambda: None, extra_s: float = 0.0
+    ) -> Figures:
         """Let messages come due, with something that happens before the middle one.
 
-        Go on for ``until`` seconds longer than they take.
+        Go on for ``extra_s`` seconds longer than they take.
         """
         server, world = self.server, self.world
         server.counts.clear()
         server.busy, began = 0.0, world.now
-        taken = [len(client.late) for client in self.clients]
+        counts_before = [len(client.late) for client in self.clients]
         dues = [began + 0.5 + APART_S * number for number in range(MOMENTS)]
         for due in dues:
             server.offer(EPOCH_US + int(due * 1_000_000))
         world.at(dues[MOMENTS // 2] - APART_S / 2, happens)
-        world.run(dues[-1] + 2.0 + until)
+        world.run(dues[-1] + 2.0 + extra_s)
         late = sorted(
-            each
-            for client, before in zip(self.clients, taken, strict=True)
-            for each in client.late[before:]
+            lateness
+            for client, before in zip(self.clients, counts_before, strict=True)
+            for lateness in client.late[before:]
         )
         if len(late) != MOMENTS:
             raise AssertionError(f"{len(late)} of {MOMENTS} messages were handled")
@@ -209,13 +211,15 @@ def many_partitions(about: dict[str, Any], *, as_json: bool) -> None:
     table = Table(about, ("of 1,000", " listen", "halfway           ", *HEADS), as_json=as_json)
     crowd = Crowd(CLIENTS, MASTERS)
     add(table, crowd.consume(), crowd, "1", "-")
-    lost = crowd.consume(crowd.lose_master, AWAY_S)
-    add(table, lost, crowd, "1", "its master is lost")
+    away = crowd.consume(crowd.lose_master, AWAY_S)
+    add(table, away, crowd, "1", "its master is lost")
     table.end()
     if as_json:
         return
     places = Counter(partition_of(new_id(), PARTITIONS) for _ in range(100 * PARTITIONS))
-    slots = [slot_of(ReliableKeys.of("jobs", None, each).wake) for each in range(PARTITIONS)]
+    slots = [
+        slot_of(ReliableKeys.of("jobs", None, partition).wake) for partition in range(PARTITIONS)
+    ]
     masters = Counter(slot * MASTERS // 16384 for slot in slots)
     connections = CLIENTS * (MASTERS + 1) / MASTERS
     checks = CLIENTS * PARTITIONS / MASTERS / RESYNC_S
@@ -238,16 +242,16 @@ class Need(NamedTuple):
     """The processes that a step needs, and how many messages share a call in each."""
 
     processes: int
-    together: float
+    per_call: float
 
 
 def need(step: Step, rate: float) -> Need:
     """Return how many processes it takes, none of which is busier than planned."""
     for processes in range(1, 10_000):
-        each = rate / processes
-        together = min(MOST_PER_CALL, 1 + each * ROUND_TRIP_S)
-        if each * step.client_us(together) / 1e6 <= BUSY:
-            return Need(processes, together)
+        per_process = rate / processes
+        per_call = min(MOST_PER_CALL, 1 + per_process * ROUND_TRIP_S)
+        if per_process * step.client_us(per_call) / 1e6 <= BUSY:
+            return Need(processes, per_call)
     raise AssertionError("no number of processes suffices")
 
 
@@ -274,8 +278,8 @@ def loads(about: dict[str, Any], kinds: dict[str, Kind], *, as_json: bool) -> No
         for kind, costs in kinds.items():
             rate = 1e6 / seconds
             steps = [(step, need(step, rate)) for step in (costs.offer, costs.take)]
-            client = sum(step.client_us(need.together) for step, need in steps)
-            server = sum(step.server_us(need.together) for step, need in steps)
+            client = sum(step.client_us(need.per_call) for step, need in steps)
+            server = sum(step.server_us(need.per_call) for step, need in steps)
             masters = math.ceil(rate * server / 1e6 / BUSY)
             row: dict[str, Any] = {
                 "offering": steps[0][1].processes,
@@ -285,10 +289,10 @@ def loads(about: dict[str, Any], kinds: dict[str, Kind], *, as_json: bool) -> No
                 "partitions": 1 if masters == 1 else masters * 4,
                 "client": client,
                 "server": server,
-                "trips": sum(step.trips / need.together for step, need in steps),
+                "trips": sum(step.trips / need.per_call for step, need in steps),
                 "traffic": rate
                 / 1e6
-                * sum(step.bytes_call / need.together + step.bytes_each for step, need in steps),
+                * sum(step.bytes_call / need.per_call + step.bytes_each for step, need in steps),
                 "pending": rate * 3600 * costs.pending / 1e6,
             }
             numbers = ("offering", "taking", "masters", "partitions")
@@ -297,10 +301,10 @@ def loads(about: dict[str, Any], kinds: dict[str, Kind], *, as_json: bool) -> No
                 name,
                 kind,
                 f"{rate:,.1f}",
-                *(f"{row[each]}" for each in numbers),
-                *(f"{row[each]:,.1f}" for each in ("client", "server")),
+                *(f"{row[column]}" for column in numbers),
+                *(f"{row[column]:,.1f}" for column in ("client", "server")),
                 f"{row['trips']:.2f}",
-                *(f"{row[each]:,.2f}" for each in ("traffic", "pending")),
+                *(f"{row[column]:,.2f}" for column in ("traffic", "pending")),
             )
     table.end()
 
@@ -329,18 +333,18 @@ class Probe:
 
 
 def traffic(server: Any) -> float:
-    told = server.info("stats")
-    return float(told["total_net_input_bytes"] + told["total_net_output_bytes"])
+    stats = server.info("stats")
+    return float(stats["total_net_input_bytes"] + stats["total_net_output_bytes"])
 
 
-def step_of(lone: Reading, together: Reading, size: int, trips: int) -> Step:
+def step_of(lone: Reading, shared: Reading, size: int, trips: int) -> Step:
     """Return the step that explains both: one message in a call, and ``size`` of them."""
 
-    def split(one: float, many: float) -> tuple[float, float]:
-        call = max(0.0, (one - many) * size / (size - 1))
-        return call, max(0.0, one - call)
+    def split(lone_cost: float, shared_cost: float) -> tuple[float, float]:
+        call = max(0.0, (lone_cost - shared_cost) * size / (size - 1))
+        return call, max(0.0, lone_cost - call)
 
-    client, server, sent = map(split, lone, together)
+    client, server, sent = map(split, lone, shared)
     return Step(*client, *server, *sent, trips)
 
 
@@ -354,11 +358,11 @@ async def measure(server: Any, url: str, kind: str) -> Kind:
             else client.reliable_queue("probe")
         )
 
-        async def offer(many: int, delay: float) -> None:
+        async def offer(count: int, delay: float) -> None:
             if kind == "DelayedQueue":
-                await queue.offer_many([(payload, delay)] * many)
+                await queue.offer_many([(payload, delay)] * count)
             else:
-                await queue.offer_many([delayq.Offer(payload, delay=delay)] * many)
+                await queue.offer_many([delayq.Offer(payload, delay=delay)] * count)
 
         async def values() -> AsyncGenerator[None, None]:
             async for value in queue:
@@ -368,11 +372,11 @@ async def measure(server: Any, url: str, kind: str) -> Kind:
                     async with value:
                         yield
 
-        async def take(many: int) -> None:
-            taken = values()
-            for _ in range(many):
-                await anext(taken)
-            await taken.aclose()
+        async def take(count: int) -> None:
+            iterator = values()
+            for _ in range(count):
+                await anext(iterator)
+            await iterator.aclose()
 
         await offer(size, 0)
         await take(size)
@@ -383,21 +387,21 @@ async def measure(server: Any, url: str, kind: str) -> Kind:
         before, probe = server.info("memory")["used_memory"], Probe(server)
         for _ in range(MEASURED // size):
             await offer(size, 3600)
-        together = probe.read(MEASURED)
+        shared = probe.read(MEASURED)
         pending = (server.info("memory")["used_memory"] - before) / MEASURED
-        offers = step_of(lone, together, size, 1)
+        offers = step_of(lone, shared, size, 1)
 
         await offer(MEASURED, 0)
         probe = Probe(server)
         await take(MEASURED)
-        together = probe.read(MEASURED)
+        shared = probe.read(MEASURED)
         probe = Probe(server)
         for _ in range(MEASURED // 10):
             await queue.offer(payload)
             await take(1)
-        both = probe.read(MEASURED // 10)
-        alone = Reading(*(max(0.0, a - b) for a, b in zip(both, lone, strict=True)))
-    return Kind(offers, step_of(alone, together, size, 2), pending)
+        round_trip = probe.read(MEASURED // 10)
+        alone = Reading(*(max(0.0, a - b) for a, b in zip(round_trip, lone, strict=True)))
+    return Kind(offers, step_of(alone, shared, size, 2), pending)
 
 
 def measured(url: str | None) -> dict[str, Kind]:

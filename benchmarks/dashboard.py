@@ -113,11 +113,19 @@ async def blocks_ms(server: Any) -> tuple[float, float]:
     """Return how long commands since the last reset have blocked the server: the 99th percentile,
     and the longest.
     """
-    own = (b"SLOWLOG", b"CONFIG")
+    own_commands = (b"SLOWLOG", b"CONFIG")
     entries = await server.slowlog_get(-1)
-    found = [each["duration"] for each in entries if not each["command"].upper().startswith(own)]
-    found.sort()
-    return (found[len(found) * 99 // 100] / 1000, found[-1] / 1000) if found else (0.0, 0.0)
+    durations = [
+        entry["duration"]
+        for entry in entries
+        if not entry["command"].upper().startswith(own_commands)
+    ]
+    durations.sort()
+    return (
+        (durations[len(durations) * 99 // 100] / 1000, durations[-1] / 1000)
+        if durations
+        else (0.0, 0.0)
+    )
 
 
 async def open_pages(
@@ -133,18 +141,18 @@ async def open_pages(
             await server.slowlog_reset()
             took = []
             for _ in range(runs):
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 answer = await browser.get(at)
-                took.append((time.perf_counter() - begun) * 1000)
+                took.append((time.perf_counter() - started) * 1000)
                 answer.raise_for_status()
             yield row(name, took, await blocks_ms(server))
         undo: dict[str, str] = {}
         for name, (at, fields) in actions().items():
-            shown = undo if at == "" else hidden((await browser.get(at)).text)
+            inputs = undo if at == "" else hidden((await browser.get(at)).text)
             await server.slowlog_reset()
-            begun = time.perf_counter()
-            answer = await browser.post("act", data=shown | fields)
-            took = [(time.perf_counter() - begun) * 1000]
+            started = time.perf_counter()
+            answer = await browser.post("act", data=inputs | fields)
+            took = [(time.perf_counter() - started) * 1000]
             if answer.status_code != httpx.codes.SEE_OTHER:
                 raise SystemExit(f"{name}: {answer.status_code} {answer.text}")
             yield row(name, took, await blocks_ms(server))
@@ -163,8 +171,8 @@ def row(name: str, took: list[float], blocks: tuple[float, float]) -> dict[str, 
 
 def hidden(page: str) -> dict[str, str]:
     """Return the fields that the forms of a page send unseen."""
-    found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page)
-    return {name: html.unescape(value) for name, value in found}
+    inputs = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page)
+    return {name: html.unescape(value) for name, value in inputs}
 
 
 async def measure(url: str, options: argparse.Namespace, table: Table) -> None:
@@ -172,9 +180,9 @@ async def measure(url: str, options: argparse.Namespace, table: Table) -> None:
         await fill(server, client, options.pending, options.dead)
         await server.config_set("slowlog-max-len", 100_000)
         await server.config_set("slowlog-log-slower-than", 100)
-        async for each in open_pages(server, client, options.pending, options.dead, options.runs):
-            figures = [f"{value:.1f}" for name, value in each.items() if name != "request"]
-            table.add(each, each["request"], *figures)
+        async for row in open_pages(server, client, options.pending, options.dead, options.runs):
+            figures = [f"{value:.1f}" for name, value in row.items() if name != "request"]
+            table.add(row, row["request"], *figures)
 
 
 def main() -> None:

@@ -81,9 +81,9 @@ class Run:
 
 async def delayed_left(queue: delayq.DelayedQueue[Any], run: Run) -> dict[str, float]:
     figures = run.figures()
-    left = await queue.pending.size(), await queue.ready.size()
-    if left != (run.behind, 0):
-        raise AssertionError(f"{left} messages are left")
+    sizes = await queue.pending.size(), await queue.ready.size()
+    if sizes != (run.behind, 0):
+        raise AssertionError(f"{sizes} messages are left")
     return figures
 
 
@@ -130,9 +130,9 @@ async def plain_reliable(client: delayq.Client, run: Run) -> dict[str, float]:
 
 async def from_tasks(client: delayq.Client, run: Run) -> dict[str, float]:
     """Handle each message in a task, at most ``TASKS`` at a time."""
-    free, taken = asyncio.Semaphore(TASKS), 0
+    free, started = asyncio.Semaphore(TASKS), 0
 
-    async def one(message: delayq.Message[Any]) -> None:
+    async def handle_one(message: delayq.Message[Any]) -> None:
         try:
             async with message:
                 run.handle()
@@ -142,9 +142,9 @@ async def from_tasks(client: delayq.Client, run: Run) -> dict[str, float]:
     async with asyncio.TaskGroup() as tasks:
         async for message in client.reliable_queue(run.name):
             await free.acquire()
-            tasks.create_task(one(message))
-            taken += 1
-            if taken == run.messages:
+            tasks.create_task(handle_one(message))
+            started += 1
+            if started == run.messages:
                 break
     return await reliable_left(client, run)
 
@@ -196,12 +196,12 @@ async def store(
     message.
     """
     for first in range(0, messages, at_a_time):
-        some = min(at_a_time, messages - first)
+        count = min(at_a_time, messages - first)
         if kind == "DelayedQueue":
-            await client.delayed_queue(name).offer_many([(VALUE, delay(first))] * some)
+            await client.delayed_queue(name).offer_many([(VALUE, delay(first))] * count)
         else:
             await client.reliable_queue(name).offer_many(
-                [delayq.Offer(VALUE, delay=delay(first))] * some
+                [delayq.Offer(VALUE, delay=delay(first))] * count
             )
 
 
@@ -247,8 +247,8 @@ def run_sample(
 ) -> Any:
     """Handle all messages that :func:`store_all` stored, and return the sample's result."""
     put_back(server, stored[FLOOR if way in BY_HAND else WAYS[way][0]])
-    given = {"url": url, "way": way, "messages": messages, "loop": loop, "profile": profile}
-    return result(start("deliver", role="handle", **given), within=600)
+    arguments = {"url": url, "way": way, "messages": messages, "loop": loop, "profile": profile}
+    return result(start("deliver", role="handle", **arguments), within=600)
 
 
 async def handle_all(url: str, way: str, messages: int) -> dict[str, float]:
@@ -284,12 +284,13 @@ async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, An
                     async with asyncio.timeout(FLAT_DELAY):
                         await store(client, kind, run.name, lambda _: FLAT_DELAY, FLAT_MESSAGES)
                     run.begin()
-                    found = await handle(client, run)
+                    figures_of_run = await handle(client, run)
                     # The first round only warms up.
                     if turn:
-                        of_way.append(found)
+                        of_way.append(figures_of_run)
     return [
-        {"way": way, "pending": size} | medians(found) for (way, size), found in figures.items()
+        {"way": way, "pending": size} | medians(figures_of_run)
+        for (way, size), figures_of_run in figures.items()
     ]
 
 
@@ -306,21 +307,26 @@ def draw(
     figure, panels = plt.subplots(
         1, 2 if by_size else 1, figsize=(11.5 if by_size else 7, 3.6), squeeze=False
     )
-    left = panels[0][0]
+    first_panel = panels[0][0]
     loop = rows[0]["loop"]
-    shown = [row for row in rows if row["loop"] == loop]
-    colours = [VERMILION if row["way"] == FLOOR else WAYS[row["way"]][2] for row in shown]
-    bars = left.barh(
-        [row["way"] for row in shown], [row["rate"] for row in shown], color=colours, height=0.6
+    rows_of_loop = [row for row in rows if row["loop"] == loop]
+    colours = [VERMILION if row["way"] == FLOOR else WAYS[row["way"]][2] for row in rows_of_loop]
+    bars = first_panel.barh(
+        [row["way"] for row in rows_of_loop],
+        [row["rate"] for row in rows_of_loop],
+        color=colours,
+        height=0.6,
     )
-    left.bar_label(bars, [f"{row['rate']:,.0f}" for row in shown], padding=3, fontsize=8)
-    left.invert_yaxis()
-    left.margins(x=0.15)
-    left.set_axisbelow(True)
-    left.grid(axis="y", visible=False)
-    left.xaxis.set_major_formatter("{x:,.0f}")
-    left.tick_params(axis="x", labelsize=8)
-    left.set_title(f"messages per second, {loop}", loc="left", fontsize=9.5)
+    first_panel.bar_label(
+        bars, [f"{row['rate']:,.0f}" for row in rows_of_loop], padding=3, fontsize=8
+    )
+    first_panel.invert_yaxis()
+    first_panel.margins(x=0.15)
+    first_panel.set_axisbelow(True)
+    first_panel.grid(axis="y", visible=False)
+    first_panel.xaxis.set_major_formatter("{x:,.0f}")
+    first_panel.tick_params(axis="x", labelsize=8)
+    first_panel.set_title(f"messages per second, {loop}", loc="left", fontsize=9.5)
     if by_size:
         for way, marker in FLAT.items():
             points = [(row["pending"], row["script_us"]) for row in by_size if row["way"] == way]
@@ -344,7 +350,7 @@ def draw(
     save(figure, file, footer)
 
 
-def shown(row: dict[str, Any], *names: str) -> list[str]:
+def figure_cells(row: dict[str, Any], *names: str) -> list[str]:
     return [f"{row[name]:.1f}" for name in names]
 
 
@@ -385,12 +391,12 @@ def main() -> None:
                 values.append(run_sample(server, url, stored, way, loop, options.messages))
         if options.flat is not None:
             server.execute_command("FLUSHALL", "SYNC")
-            given = {
+            arguments = {
                 "sizes": options.flat or pending,
                 "rounds": FLAT_ROUNDS * options.runs,
                 "loop": loops[0],
             }
-            by_size = result(start("deliver", role="flat", url=url, **given), within=900)
+            by_size = result(start("deliver", role="flat", url=url, **arguments), within=900)
     costs = (" client us", " script us", " server us")
     columns = (
         "way                       ",
@@ -403,14 +409,14 @@ def main() -> None:
     table = Table(about, columns, as_json=options.json)
     for (way, loop), values in runs.items():
         ratios = [
-            {"ratio": one["rate"] / floor["rate"]}
-            for one, floor in zip(values, runs[FLOOR, loop], strict=True)
+            {"ratio": value["rate"] / floor["rate"]}
+            for value, floor in zip(values, runs[FLOOR, loop], strict=True)
         ]
         row = medians(values) | medians(ratios)
         cells = [
             f"{row['rate']:,.0f}",
             f"{row['ratio']:.2f}",
-            *shown(row, "client_us", "script_us", "server_us"),
+            *figure_cells(row, "client_us", "script_us", "server_us"),
         ]
         table.add({"way": way, "loop": loop} | row, way, loop, *cells, f"{row['scripts']:.3f}")
     if by_size:
@@ -422,15 +428,15 @@ def main() -> None:
         }
         heads = ("way                       ", "   pending", *costs, " to the least", " scripts")
         by_pending = Table(about_size, heads, as_json=options.json)
-        least = {each["way"]: each["script_us"] for each in reversed(by_size)}
-        for each in by_size:
-            each["ratio"] = each["script_us"] / least[each["way"]]
+        smallest = {figures["way"]: figures["script_us"] for figures in reversed(by_size)}
+        for figures in by_size:
+            figures["ratio"] = figures["script_us"] / smallest[figures["way"]]
             cells = [
-                *shown(each, "client_us", "script_us", "server_us"),
-                f"{each['ratio']:.2f}",
-                f"{each['scripts']:.3f}",
+                *figure_cells(figures, "client_us", "script_us", "server_us"),
+                f"{figures['ratio']:.2f}",
+                f"{figures['scripts']:.3f}",
             ]
-            by_pending.add(each, each["way"], f"{each['pending']:,}", *cells)
+            by_pending.add(figures, figures["way"], f"{figures['pending']:,}", *cells)
     table.end(**({"flat": by_size} if by_size else {}))
     if plt:
         draw(

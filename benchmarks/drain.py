@@ -34,9 +34,9 @@ def drain(server: Any, script: str, messages: int) -> dict[str, Any]:
         payload=lambda _place: b"x" * 100,
     )
     move = redisson_transfer if script == "Redisson" else delayq_transfer
-    blocks, more = [], True
-    while more:
-        milliseconds, more = move(server, KEYS)
+    blocks, is_unfinished = [], True
+    while is_unfinished:
+        milliseconds, is_unfinished = move(server, KEYS)
         blocks.append(milliseconds)
     if server.llen(KEYS.ready) != messages or server.exists(KEYS.timeout, KEYS.ordered):
         raise AssertionError(f"{script} did not move all messages")

@@ -73,7 +73,7 @@ class Load:
     async def run(self, queue: delayq.ReliableQueue[str], tasks: int) -> None:
         """Offer until cancelled, or until the server does not answer."""
 
-        async def one(place: int) -> None:
+        async def offer_one(place: int) -> None:
             number = 0
             while True:
                 name, started = f"{place}-{number}", time.perf_counter()
@@ -87,7 +87,7 @@ class Load:
                 number += 1
 
         with suppress(delayq.DelayqError):
-            await asyncio.gather(*(one(place) for place in range(tasks)))
+            await asyncio.gather(*(offer_one(place) for place in range(tasks)))
 
 
 async def measured(way: Way, kind: Kind, seconds: float, tasks: int) -> dict[str, float]:
@@ -125,7 +125,7 @@ async def measured(way: Way, kind: Kind, seconds: float, tasks: int) -> dict[str
             else:
                 server.start()
             with admin(survivor) as redis:
-                kept: set[Any] = set(redis.hkeys("delayq:{jobs}:bodies"))
+                stored: set[Any] = set(redis.hkeys("delayq:{jobs}:bodies"))
         finally:
             if replica is not None:
                 replica.close()
@@ -135,7 +135,7 @@ async def measured(way: Way, kind: Kind, seconds: float, tasks: int) -> dict[str
         "p50": median(load.times) * 1000,
         "p99": quantiles(load.times, n=100)[-1] * 1000,
         "offered": len(names),
-        "lost": sum(name not in kept for name in names),
+        "lost": sum(name not in stored for name in names),
         "unconfirmed": load.unconfirmed,
     }
 
@@ -158,7 +158,7 @@ def main() -> None:
     # The server's death is expected.
     logging.disable(logging.WARNING)
     kind = find_kinds()[0]["valkey-9"]
-    found: dict[Way, list[dict[str, float]]] = {way: [] for way in WAYS}
+    samples_of: dict[Way, list[dict[str, float]]] = {way: [] for way in WAYS}
     with PrivateServer(kind) as server, admin(server) as redis:
         about = {
             "machine": machine(redis),
@@ -169,10 +169,10 @@ def main() -> None:
         }
     for _ in range(options.runs):
         for way in WAYS:
-            found[way].append(asyncio.run(measured(way, kind, options.seconds, options.tasks)))
+            samples_of[way].append(asyncio.run(measured(way, kind, options.seconds, options.tasks)))
     table = Table(about, COLUMNS, as_json=options.json)
-    for way, samples in found.items():
-        row = {name: median(one[name] for one in samples) for name in samples[0]}
+    for way, samples in samples_of.items():
+        row = {name: median(sample[name] for sample in samples) for name in samples[0]}
         cells = [f"{row['rate']:,.0f}", f"{row['p50']:.1f}", f"{row['p99']:.1f}"]
         cells += [f"{row[name]:,.0f}" for name in ("offered", "lost", "unconfirmed")]
         table.add(

@@ -156,7 +156,7 @@ def importing_of(_stage: Stage, name: str) -> Figures:
 SHARED, ONE_BY_ONE, ONE_QUEUE, PARTITIONED = "shared", "one by one", "one queue", "partitioned"
 TWO_CLIENTS = "partitioned, two clients"
 CROWD, WHEEL, CALL_LATER = "many clients", "wheel", "call_later"
-LEASED, TAKEN = deliver.BY_HAND
+LEASED, AT_MOST_ONCE = deliver.BY_HAND
 LOOP, DELIVERIES = f"{RELIABLE}, async for", f"{DELAYED}, deliveries()"
 WORKERS = tuple(way for way in deliver.WAYS if way.startswith("Worker"))
 SAMPLES: dict[str, Sample] = {
@@ -167,7 +167,10 @@ SAMPLES: dict[str, Sample] = {
         for way, tasks in (("at once", 1000), ("many", 0))
     },
     ONE_BY_ONE: one_by_one,
-    **{way: partial(delivering, way=way) for way in (LEASED, TAKEN, LOOP, *WORKERS, DELIVERIES)},
+    **{
+        way: partial(delivering, way=way)
+        for way in (LEASED, AT_MOST_ONCE, LOOP, *WORKERS, DELIVERIES)
+    },
     **{f"{kind}, steady": partial(late, load="steady", way=kind) for kind in offer.KINDS},
     **{f"{way}, spread": partial(late, load="spread", way=way) for way in (TIMER, *offer.KINDS)},
     ONE_QUEUE: partial(partitioned, count=None),
@@ -206,7 +209,7 @@ class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-        what: The name of the figure, and its unit.
+        figure: The name of the figure, and its unit.
         sample: The name of the sample, and of its figure.
         by_hand: The same of the counterpart; None if there is none.
         at_least: The goal of a ratio that should be high, if there is one.
@@ -214,7 +217,7 @@ class Row(NamedTuple):
         inverse: Whether the ratio is the counterpart's figure over delayq's.
     """
 
-    what: str
+    figure: str
     sample: tuple[str, str]
     by_hand: tuple[str, str] | None = None
     at_least: float | None = None
@@ -227,7 +230,7 @@ class Row(NamedTuple):
     def judge(self, runs: list[dict[str, Figures]]) -> dict[str, Any]:
         """Return the row's figures over the runs, and whether it meets its goal."""
         ours = [run[self.sample[0]][self.sample[1]] for run in runs]
-        row: dict[str, Any] = {"what": self.what, "delayq": statistics.median(ours)}
+        row: dict[str, Any] = {"what": self.figure, "delayq": statistics.median(ours)}
         judged = ours
         if self.by_hand is not None:
             theirs = [run[self.by_hand[0]][self.by_hand[1]] for run in runs]
@@ -278,9 +281,9 @@ def rows_of_deliveries() -> list[Row]:
     script = LOOP, "script_us"
     return [
         *rates,
-        Row(f"{LOOP}, to at most once, /s", (LOOP, "rate"), (TAKEN, "rate")),
+        Row(f"{LOOP}, to at most once, /s", (LOOP, "rate"), (AT_MOST_ONCE, "rate")),
         Row("claim + ack, script us", script, (LEASED, "script_us"), at_most=1.5),
-        Row("claim + ack, to at most once, script us", script, (TAKEN, "script_us")),
+        Row("claim + ack, to at most once, script us", script, (AT_MOST_ONCE, "script_us")),
     ]
 
 
@@ -340,17 +343,17 @@ def other_rows() -> list[Row]:
 # Tables
 
 
-def shown(value: float | None) -> str:
+def figure_text(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def cells_of(row: dict[str, Any]) -> list[str]:
-    met = {True: "yes", False: "NO", None: ""}[row.get("met")]
-    span = f"[{shown(row['least'])} - {shown(row['most'])}]"
-    figures = [shown(row.get(name)) for name in ("delayq", "by_hand", "ratio")]
-    return [row["what"], *figures, span, row.get("goal", ""), met]
+    verdict = {True: "yes", False: "NO", None: ""}[row.get("met")]
+    span = f"[{figure_text(row['least'])} - {figure_text(row['most'])}]"
+    figures = [figure_text(row.get(name)) for name in ("delayq", "by_hand", "ratio")]
+    return [row["what"], *figures, span, row.get("goal", ""), verdict]
 
 
 def causes(
@@ -429,7 +432,7 @@ def main() -> None:
     rows = [
         row
         for row in all_rows(sizes.clients)
-        if not options.rows or any(word.lower() in row.what.lower() for word in options.rows)
+        if not options.rows or any(word.lower() in row.figure.lower() for word in options.rows)
     ]
     if not rows:
         parser.error(f"no row contains {' or '.join(map(repr, options.rows))}")

@@ -22,12 +22,12 @@ from benchmarks.reliable import AT_A_TIME, Bytes, Queue, server_us
 from delayq import Limit, Offer
 
 ROUNDS = 40
-ENOUGH = 1_000_000
+HIGH_LIMIT = 1_000_000
 LIMITS: dict[str, Limit | None] = {
     "none": None,
-    "concurrency": Limit(concurrency=ENOUGH),
-    "rate": Limit(rate=ENOUGH),
-    "concurrency, rate": Limit(concurrency=ENOUGH, rate=ENOUGH),
+    "concurrency": Limit(concurrency=HIGH_LIMIT),
+    "rate": Limit(rate=HIGH_LIMIT),
+    "concurrency, rate": Limit(concurrency=HIGH_LIMIT, rate=HIGH_LIMIT),
     "ordered": Limit(ordered=True),
 }
 
@@ -75,8 +75,8 @@ async def measure(server: Any, url: str, table: Table) -> None:
             for load, queue in queues.items():
                 times[load].append(await claim_and_ack(server, queue))
     first = None
-    for (groups, limit), taken in times.items():
-        claim, ack = (median(each) for each in zip(*taken, strict=True))
+    for (groups, limit), samples in times.items():
+        claim, ack = (median(durations) for durations in zip(*samples, strict=True))
         first = first or claim + ack
         ratio = (claim + ack) / first
         table.add(

@@ -41,7 +41,7 @@ MESSAGES = 50
 # A client reports what it did with this many queues a second.
 REPORTS = 250
 # Opened or offered at a time.
-TOGETHER = 100
+CONCURRENCY = 100
 WORK = ("sent", "all", "cpu")
 # The most clients in one process: more would measure nothing but the process.
 MOST_CLIENTS = 1_000
@@ -49,14 +49,14 @@ MOST_CLIENTS = 1_000
 PATIENCE = 600.0
 
 
-async def many(count: int, do: Callable[[int], Awaitable[object]]) -> None:
+async def run_concurrently(count: int, do: Callable[[int], Awaitable[object]]) -> None:
     """Do something ``count`` times, some at a time."""
-    for first in range(0, count, TOGETHER):
-        await asyncio.gather(*map(do, range(first, min(count, first + TOGETHER))))
+    for first in range(0, count, CONCURRENCY):
+        await asyncio.gather(*map(do, range(first, min(count, first + CONCURRENCY))))
 
 
 class Scene:
-    """What a sample has open, until the end."""
+    """The clients and tasks that a sample keeps open until its end."""
 
     def __init__(self, url: str, opened: AsyncExitStack) -> None:
         self.url = url
@@ -88,7 +88,7 @@ class Scene:
 
 async def offered_queues(scene: Scene, count: int) -> Bring:
     client = await scene.client()
-    await many(count, lambda n: client.reliable_queue(f"q{n}").offer(n, FAR))
+    await run_concurrently(count, lambda n: client.reliable_queue(f"q{n}").offer(n, FAR))
 
     async def bring(number: int) -> None:
         await client.reliable_queue(f"q{number % count}").offer(number, FAR)
@@ -101,14 +101,14 @@ async def consumed_queues(scene: Scene, count: int) -> Bring:
     client, producer = await scene.client(), await scene.client()
     for n in range(count):
         scene.consume(client.reliable_queue(f"q{n}"))
-        if n % TOGETHER == 0:
+        if n % CONCURRENCY == 0:
             await asyncio.sleep(0.01)
     return lambda number: producer.reliable_queue(f"q{number % count}").offer(number, SOON)
 
 
 async def stored_queues(scene: Scene, count: int) -> Bring:
-    async with delayq.connect(scene.url) as other:
-        await many(count, lambda n: other.reliable_queue(f"q{n}").offer(n, FAR))
+    async with delayq.connect(scene.url) as producer:
+        await run_concurrently(count, lambda n: producer.reliable_queue(f"q{n}").offer(n, FAR))
     queue = (await scene.client()).reliable_queue("q0")
     scene.consume(queue)
     return lambda number: queue.offer(number, SOON)
@@ -118,7 +118,7 @@ async def waiting_clients(scene: Scene, count: int) -> None:
     async def wait(_: int) -> None:
         scene.consume((await scene.client()).reliable_queue("q"))
 
-    await many(count, wait)
+    await run_concurrently(count, wait)
 
 
 async def workers(scene: Scene, count: int) -> None:
@@ -131,16 +131,16 @@ async def workers(scene: Scene, count: int) -> None:
 
         scene.spawn(worker.run())
 
-    await many(count, work)
+    await run_concurrently(count, work)
 
 
 async def schedules(scene: Scene, count: int) -> Bring:
     queue = (await scene.client()).reliable_queue("q")
-    await many(count, lambda n: queue.schedule(f"s{n}", every=FAR, value=n))
+    await run_concurrently(count, lambda n: queue.schedule(f"s{n}", every=FAR, value=n))
     scene.consume(queue)
 
     async def bring(_: int) -> None:
-        (at_rest,) = [each.id for each in await queue.list("delayed", limit=1)]
+        (at_rest,) = [entry.id for entry in await queue.list("delayed", limit=1)]
         await queue.reschedule(at_rest, SOON)
 
     return bring
@@ -148,7 +148,7 @@ async def schedules(scene: Scene, count: int) -> Bring:
 
 async def groups(scene: Scene, count: int) -> Bring:
     queue = (await scene.client()).reliable_queue("q", group_limit=delayq.Limit(concurrency=5))
-    await many(count, lambda n: queue.offer(n, FAR, group=f"g{n}"))
+    await run_concurrently(count, lambda n: queue.offer(n, FAR, group=f"g{n}"))
     scene.consume(queue)
     return lambda number: queue.offer(number, SOON, group=f"g{number % count}")
 
@@ -166,8 +166,8 @@ KINDS: dict[str, Callable[[Scene, int], Awaitable[Bring | None]]] = {
 
 def so_far(server: Any) -> dict[str, float]:
     """Return the commands and the processor time until now, and the moment."""
-    known = server.info("commandstats")
-    calls = {name.removeprefix("cmdstat_"): facts["calls"] for name, facts in known.items()}
+    stats = server.info("commandstats")
+    calls = {name.removeprefix("cmdstat_"): facts["calls"] for name, facts in stats.items()}
     return {
         "at": time.monotonic(),
         "sent": sum(calls.get(name, 0) for name in SENT),

@@ -68,9 +68,9 @@ async def counted(server: Any, seconds: float, client: delayq.Client | None) -> 
     counts, at, before = Counts.of(server), time.perf_counter(), snapshot()
     await asyncio.sleep(seconds)
     after, took = snapshot(), time.perf_counter() - at
-    spent = Counts.of(server).since(counts)
+    spent = Counts.of(server).spent_since(counts)
     trips, timer, loop_turns, switches, cpu = (
-        now - then for now, then in zip(after, before, strict=True)
+        now - earlier for now, earlier in zip(after, before, strict=True)
     )
     figures = {
         "trips": trips,

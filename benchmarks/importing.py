@@ -56,14 +56,14 @@ def main() -> None:
         ["import".ljust(14), "median ms".rjust(10), "least ms".rjust(10), "ratio".rjust(6)],
         as_json=options.json,
     )
-    for name, found in times.items():
-        median, least = statistics.median(found), min(found)
+    for name, samples in times.items():
+        median, minimum = statistics.median(samples), min(samples)
         ratio = median / statistics.median(times["asyncio"])
         table.add(
-            {"import": name, "median": median, "least": least, "ratio": ratio},
+            {"import": name, "median": median, "least": minimum, "ratio": ratio},
             name,
             f"{median:.0f}",
-            f"{least:.0f}",
+            f"{minimum:.0f}",
             f"{ratio:.1f}",
         )
     table.end()

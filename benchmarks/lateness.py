@@ -110,11 +110,11 @@ async def consume(url: str, way: str, seconds: float) -> list[float]:
             queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
             await queue.poll(timeout=0)
             say_ready()
-            at, left = [0.0] * count, count
+            at, remaining = [0.0] * count, count
             async for number in queue:
                 at[number] = time.time()
-                left -= 1
-                if not left:
+                remaining -= 1
+                if not remaining:
                     break
             return at
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("steady")
@@ -140,7 +140,7 @@ def figures(late: list[float]) -> dict[str, float]:
         "p90": p90,
         "p99": p99,
         "max": late[-1],
-        "early": sum(one < 0 for one in late),
+        "early": sum(lateness < 0 for lateness in late),
     }
 
 
@@ -151,23 +151,23 @@ def run_sample(
     server.flushall()
     if seconds is None:
         seconds = SPREAD_S if load == "spread" else STEADY_S
-    given = {"url": url, "way": way, "loop": loop, "seconds": seconds}
+    arguments = {"url": url, "way": way, "loop": loop, "seconds": seconds}
     if load == "spread":
         role = "floor" if way.startswith("floor") else "spread"
-        return figures(result(start("lateness", role=role, **given)))
-    consumer = start("lateness", role="consume", **given)
+        return figures(result(start("lateness", role=role, **arguments)))
+    consumer = start("lateness", role="consume", **arguments)
     await_ready(consumer)
-    producer = start("lateness", role="produce", **given)
+    producer = start("lateness", role="produce", **arguments)
     due, came = result(producer), result(consumer)
     return figures(
-        [(at - then) * 1000 for at, then in zip(came, due, strict=True)] if due else came
+        [(at - due_at) * 1000 for at, due_at in zip(came, due, strict=True)] if due else came
     )
 
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
-    shown = [row for row in rows if row["load"] == "spread"]
-    figure, axes = plt.subplots(figsize=(8.6, 0.5 * len(shown) + 1.5))
-    for place, row in enumerate(shown):
+    spread = [row for row in rows if row["load"] == "spread"]
+    figure, axes = plt.subplots(figsize=(8.6, 0.5 * len(spread) + 1.5))
+    for place, row in enumerate(spread):
         colour = WAYS[row["way"]]
         axes.plot(
             [row["p50"], row["p99"]],
@@ -193,7 +193,7 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
             textcoords="offset points",
             fontsize=8,
         )
-    axes.set_yticks(range(len(shown)), [f"{row['way']}, {row['loop']}" for row in shown])
+    axes.set_yticks(range(len(spread)), [f"{row['way']}, {row['loop']}" for row in spread])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)

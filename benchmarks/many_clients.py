@@ -64,10 +64,10 @@ LONG_LEASE_S = 60.0
 # How long after the last moment the last message may arrive, even one whose lease must end first.
 PATIENCE = 20.0
 # Clients of one process that are opened at a time.
-TOGETHER = 20
+OPENED_AT_ONCE = 20
 # A message, a moment, and whether its handler began or ended then.
 NOTE = struct.Struct("<idi")
-BEGAN, ENDED = 0, 1
+BEGIN, END = 0, 1
 # The moment of a call for due messages, in a file of its own beside the notes.
 CALL = struct.Struct("<d")
 
@@ -75,7 +75,7 @@ CALL = struct.Struct("<d")
 class Note(NamedTuple):
     number: int
     at: float
-    what: int
+    event: int
 
 
 def read_notes(file: Path) -> list[Note]:
@@ -112,10 +112,10 @@ async def consume(url: str, kind: str, file: str, hold: float, lease: float, cli
         note_calls(stack.enter_context(calls_of(Path(file)).open("ab", buffering=0)))
 
         async def handle(number: int) -> None:
-            notes.write(NOTE.pack(number, time.time(), BEGAN))
+            notes.write(NOTE.pack(number, time.time(), BEGIN))
             if hold:
                 await asyncio.sleep(hold)
-            notes.write(NOTE.pack(number, time.time(), ENDED))
+            notes.write(NOTE.pack(number, time.time(), END))
 
         async def work(client: delayq.Client) -> None:
             if kind == "DelayedQueue":
@@ -129,10 +129,12 @@ async def consume(url: str, kind: str, file: str, hold: float, lease: float, cli
         working: list[asyncio.Task[None]] = []
         async with AsyncExitStack() as opened:
             while len(working) < clients:
-                some = [delayq.connect(url) for _ in range(min(TOGETHER, clients - len(working)))]
-                await asyncio.gather(*map(opened.enter_async_context, some))
-                working += [asyncio.create_task(work(client)) for client in some]
-                while not all(client.statistics().waiting for client in some):  # noqa: ASYNC110 - nothing tells
+                joining = [
+                    delayq.connect(url) for _ in range(min(OPENED_AT_ONCE, clients - len(working)))
+                ]
+                await asyncio.gather(*map(opened.enter_async_context, joining))
+                working += [asyncio.create_task(work(client)) for client in joining]
+                while not all(client.statistics().waiting for client in joining):  # noqa: ASYNC110 - nothing tells
                     await asyncio.sleep(0.01)
             say_ready()
             await asyncio.to_thread(sys.stdin.read)
@@ -140,13 +142,13 @@ async def consume(url: str, kind: str, file: str, hold: float, lease: float, cli
         await asyncio.gather(*working)
 
 
-async def produce(url: str, kind: str, moments: int, together: int, apart: float) -> list[float]:
+async def produce(url: str, kind: str, moments: int, per_moment: int, apart: float) -> list[float]:
     """Offer and exit. Return when each message is due, seconds since the epoch."""
     due: list[float] = []
     async with delayq.connect(url) as client:
         first = time.time() + LEAD_S
         for moment in range(moments):
-            numbers = range(moment * together, (moment + 1) * together)
+            numbers = range(moment * per_moment, (moment + 1) * per_moment)
             delay = first + moment * apart - time.time()
             if kind == "DelayedQueue":
                 receipts = await client.delayed_queue(NAME).offer_many(
@@ -158,8 +160,8 @@ async def produce(url: str, kind: str, moments: int, together: int, apart: float
                 ids = await queue.offer_many(
                     [delayq.Offer(number, delay=delay) for number in numbers]
                 )
-                found = await asyncio.gather(*map(queue.get, ids))
-                due += [message.due_at.timestamp() for message in found if message is not None]
+                messages = await asyncio.gather(*map(queue.get, ids))
+                due += [message.due_at.timestamp() for message in messages if message is not None]
         if time.time() > first - 0.5:
             raise AssertionError("offering took too long")
     return due
@@ -171,10 +173,10 @@ def kill_busiest(consumers: list[subprocess.Popen[str]], files: list[Path]) -> t
     Return its place, and when that was.
     """
     sizes = [file.stat().st_size for file in files]
-    victim, until = sizes.index(max(sizes)), time.time() + PATIENCE
+    victim, deadline = sizes.index(max(sizes)), time.time() + PATIENCE
     # An odd number of notes: a handler has begun and not ended.
     while files[victim].stat().st_size // NOTE.size % 2 == 0:
-        if time.time() > until:
+        if time.time() > deadline:
             raise AssertionError("a client no longer receives messages")
         time.sleep(0.0005)
     consumers[victim].kill()
@@ -201,7 +203,7 @@ def await_all(files: list[Path], count: int, last_due: float, spare: int) -> Non
     back.
     """
     while (now := time.time()) < last_due + PATIENCE:
-        handled = {note.number for file in files for note in read_notes(file) if note.what == ENDED}
+        handled = {note.number for file in files for note in read_notes(file) if note.event == END}
         if len(handled) >= count - (spare if now > last_due + 2 * LEASE_S else 0):
             return
         time.sleep(0.005)
@@ -219,23 +221,25 @@ def lateness(
     )
     began: dict[int, float] = {}
     for at, _, note in notes:
-        if note.what == BEGAN:
+        if note.event == BEGIN:
             began.setdefault(note.number, at)
     late = {number: (at - due[number]) * 1000 for number, at in began.items()}
     if min(late.values()) < -1:
         raise AssertionError(f"{-min(late.values()):.1f} ms early")
     ordered = sorted(late.values())
     figures = {"p50": quantile(ordered, 0.5), "p99": quantile(ordered, 0.99), "max": ordered[-1]}
-    figures["lost"] = len(due) - len({note.number for _, _, note in notes if note.what == ENDED})
+    figures["lost"] = len(due) - len({note.number for _, _, note in notes if note.event == END})
     if killed is not None:
-        victim, then = killed
-        figures["after_kill"] = max(value for number, value in late.items() if due[number] > then)
+        victim, killed_at = killed
+        figures["after_kill"] = max(
+            value for number, value in late.items() if due[number] > killed_at
+        )
         # Due before the kill, and begun after it by another process: the message that the killed
         # process held.
         again = [
-            at - then
+            at - killed_at
             for at, place, note in notes
-            if place != victim and note.what == BEGAN and due[note.number] < then < at
+            if place != victim and note.event == BEGIN and due[note.number] < killed_at < at
         ]
         figures["again"] = max(again, default=0.0)
     return figures
@@ -249,7 +253,7 @@ def measure(
     *,
     processes: int,
     moments: int,
-    together: int = 1,
+    per_moment: int = 1,
     apart: float = APART_S,
     kill: bool = False,
 ) -> dict[str, float]:
@@ -260,7 +264,7 @@ def measure(
         files = [folder / f"{place}" for place in range(processes)]
         consumers = []
         for place, file in enumerate(files):
-            given = {
+            arguments = {
                 "url": url,
                 "kind": kind,
                 "file": str(file),
@@ -268,7 +272,7 @@ def measure(
                 "lease": LEASE_S if kill else LONG_LEASE_S,
                 "clients": clients // processes + (place < clients % processes),
             }
-            consumers.append(start("many_clients", role="consume", **given))
+            consumers.append(start("many_clients", role="consume", **arguments))
             stack.callback(consumers[-1].kill)
         for consumer in consumers:
             await_ready(consumer)
@@ -279,54 +283,54 @@ def measure(
                 url=url,
                 kind=kind,
                 moments=moments,
-                together=together,
+                per_moment=per_moment,
                 apart=apart,
             )
         )
-        if len(due) != moments * together:
+        if len(due) != moments * per_moment:
             raise AssertionError(f"{len(due)} messages were offered")
         time.sleep(max(0.0, due[0] - 0.1 - time.time()))
-        before, killed, busy, since = Counts.of(server), None, busy_s(consumers), time.time()
+        before, killed, busy, started = Counts.of(server), None, busy_s(consumers), time.time()
         if kill:
             time.sleep(max(0.0, due[len(due) // 2] - time.time()))
             killed = kill_busiest(consumers, files)
         time.sleep(max(0.0, due[-1] - time.time()))
         # A killed handler may have held as many messages as arrive together, and nothing brings
         # those back.
-        await_all(files, len(due), due[-1], together if kill and kind == "DelayedQueue" else 0)
+        await_all(files, len(due), due[-1], per_moment if kill and kind == "DelayedQueue" else 0)
         # Wait for the last acknowledgement.
         time.sleep(0.02)
-        spent = Counts.of(server).since(before)
+        spent = Counts.of(server).spent_since(before)
         busy = busy_s(consumers) - busy + spent.cpu_us / 1e6
-        left = [
+        running = [
             consumer
             for place, consumer in enumerate(consumers)
             if killed is None or place != killed[0]
         ]
-        for consumer in left:
+        for consumer in running:
             end_input(consumer)
-        for consumer in left:
+        for consumer in running:
             result(consumer)
-        asked = [
+        calls = [
             at
             for file in files
             for (at,) in CALL.iter_unpack(calls_of(file).read_bytes())
-            if at > since
+            if at > started
         ]
         figures = lateness(files, due, killed)
     return figures | {
         "scripts": spent.scripts / moments,
-        "claims": len(asked) / moments,
+        "claims": len(calls) / moments,
         "busy": busy * 1000 / moments,
     }
 
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.8))
+    figure, (left_plot, right_plot) = plt.subplots(1, 2, figsize=(9.6, 3.8))
     for kind, (colour, marker, dashes) in LOOKS.items():
         of_kind = [row for row in rows if row["kind"] == kind]
         clients = [row["clients"] for row in of_kind]
-        left.plot(
+        left_plot.plot(
             clients,
             [row["claims"] for row in of_kind],
             color=colour,
@@ -334,14 +338,14 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
             linestyle=dashes,
             label=kind,
         )
-        right.plot(
+        right_plot.plot(
             clients,
             [row["p50"] for row in of_kind],
             color=colour,
             marker=marker,
             label=f"{kind}, median",
         )
-        right.plot(
+        right_plot.plot(
             clients,
             [row["p99"] for row in of_kind],
             color=colour,
@@ -350,15 +354,15 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
             label=f"{kind}, 99th percentile",
         )
     for panel, title in (
-        (left, "calls for due messages, for each due moment"),
-        (right, "ms from due to handled"),
+        (left_plot, "calls for due messages, for each due moment"),
+        (right_plot, "ms from due to handled"),
     ):
         panel.set_xticks(sorted({row["clients"] for row in rows}))
         panel.set_ylim(bottom=0)
         panel.set_xlabel("processes waiting for the same queue")
         panel.set_title(title, loc="left", fontsize=9.5)
         panel.legend(frameon=False, fontsize=8)
-    left.axhline(1, color="#888888", linewidth=1)
+    left_plot.axhline(1, color="#888888", linewidth=1)
     figure.suptitle("Many clients, one due time", x=0.012, ha="left", fontweight="bold")
     figure.subplots_adjust(left=0.06, right=0.98, top=0.8, bottom=0.22, wspace=0.16)
     save(figure, file, footer)
@@ -418,7 +422,7 @@ def main() -> None:
                     clients,
                     processes=min(options.processes or clients, clients),
                     moments=options.moments,
-                    together=options.together,
+                    per_moment=options.together,
                     apart=options.apart,
                     kill=options.kill,
                 )

@@ -45,8 +45,8 @@ LAYOUTS = {
     UNLISTED: (SKY, "^", "--"),
     "ReliableQueue": (GREEN, "s", "-"),
 }
-SIZES, SIZE, COUNT, MOST = (20, 100, 1000), 100, 100_000, 1_000_000
-COUNTS = (10_000, COUNT, MOST)
+SIZES, SIZE, COUNT, LARGEST_COUNT = (20, 100, 1000), 100, 100_000, 1_000_000
+COUNTS = (10_000, COUNT, LARGEST_COUNT)
 AT_A_TIME = 5000
 NAME = "memory"
 # Seconds until the server and the waiting process have settled.
@@ -78,27 +78,27 @@ async def store(url: str, layout: str, count: int, size: int) -> None:
     if layout == FLOOR:
         async with AsyncRedis.from_url(url) as redis:
             now = time.time()
-            for some in far_messages(count, size):
+            for messages in far_messages(count, size):
                 # As a queue would score them: whole microseconds.
                 await redis.zadd(
-                    NAME, {payload: int((now + delay) * 1e6) for payload, delay in some}
+                    NAME, {payload: int((now + delay) * 1e6) for payload, delay in messages}
                 )
             stored: int = await redis.zcard(NAME)
     else:
         async with delayq.connect(url) as client:
             if layout == "ReliableQueue":
                 jobs = client.reliable_queue(NAME, codec=BytesCodec())
-                for some in far_messages(count, size):
+                for messages in far_messages(count, size):
                     await jobs.offer_many(
-                        [delayq.Offer(payload, delay=delay) for payload, delay in some]
+                        [delayq.Offer(payload, delay=delay) for payload, delay in messages]
                     )
                 stored = (await jobs.stats()).delayed
             else:
                 queue = client.delayed_queue(
                     NAME, codec=BytesCodec(), ordered_list=layout != UNLISTED
                 )
-                for some in far_messages(count, size):
-                    await queue.offer_many(some)
+                for messages in far_messages(count, size):
+                    await queue.offer_many(messages)
                 stored = await queue.pending.size()
     if stored != count:
         raise AssertionError(f"{stored} of {count} messages are stored")
@@ -151,37 +151,37 @@ def measure(server: Any, url: str, layout: str, count: int, size: int) -> dict[s
 
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11.4, 4.0), width_ratios=[3, 2])
+    figure, (left_plot, right_plot) = plt.subplots(1, 2, figsize=(11.4, 4.0), width_ratios=[3, 2])
     sizes = sorted({row["size"] for row in rows if row["pending"] == COUNT})
     for place, (layout, (colour, marker, dashes)) in enumerate(LAYOUTS.items()):
-        found = {
+        rows_by_size = {
             (row["pending"], row["size"]): row["server_bytes"]
             for row in rows
             if row["layout"] == layout
         }
-        at = [where + 0.2 * (place - 1.5) for where in range(len(sizes))]
-        bars = left.bar(
-            at, [found[COUNT, size] for size in sizes], width=0.2, color=colour, label=layout
+        at = [group + 0.2 * (place - 1.5) for group in range(len(sizes))]
+        bars = left_plot.bar(
+            at, [rows_by_size[COUNT, size] for size in sizes], width=0.2, color=colour, label=layout
         )
-        left.bar_label(
-            bars, [f"{found[COUNT, size]:,.0f}" for size in sizes], padding=2, fontsize=7
+        left_plot.bar_label(
+            bars, [f"{rows_by_size[COUNT, size]:,.0f}" for size in sizes], padding=2, fontsize=7
         )
         points = sorted(
-            (pending, value) for (pending, size), value in found.items() if size == SIZE
+            (pending, value) for (pending, size), value in rows_by_size.items() if size == SIZE
         )
-        right.semilogx(
+        right_plot.semilogx(
             *zip(*points, strict=True), color=colour, marker=marker, linestyle=dashes, label=layout
         )
-    left.set_xticks(range(len(sizes)), [f"{size:,} B" for size in sizes])
-    left.grid(axis="x", visible=False)
-    left.set_axisbelow(True)
-    left.yaxis.set_major_formatter("{x:,.0f}")
-    left.set_title(f"by payload, {COUNT:,} pending", loc="left", fontsize=9.5)
-    left.legend(edgecolor="white", framealpha=1, fontsize=8)
-    right.set_ylim(bottom=0)
-    right.minorticks_off()
-    right.xaxis.set_major_formatter("{x:,.0f}")
-    right.set_title(f"by number of pending messages of {SIZE} B", loc="left", fontsize=9.5)
+    left_plot.set_xticks(range(len(sizes)), [f"{size:,} B" for size in sizes])
+    left_plot.grid(axis="x", visible=False)
+    left_plot.set_axisbelow(True)
+    left_plot.yaxis.set_major_formatter("{x:,.0f}")
+    left_plot.set_title(f"by payload, {COUNT:,} pending", loc="left", fontsize=9.5)
+    left_plot.legend(edgecolor="white", framealpha=1, fontsize=8)
+    right_plot.set_ylim(bottom=0)
+    right_plot.minorticks_off()
+    right_plot.xaxis.set_major_formatter("{x:,.0f}")
+    right_plot.set_title(f"by number of pending messages of {SIZE} B", loc="left", fontsize=9.5)
     figure.suptitle(
         "Server memory per pending message, bytes", x=0.012, ha="left", fontweight="bold"
     )
@@ -192,7 +192,9 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
 def main() -> None:
     # The same bytes are stored each time, so a few runs are enough.
     parser = new_parser(__doc__, runs=3)
-    parser.add_argument("--quick", action="store_true", help=f"skip {MOST:,} pending messages")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"skip {LARGEST_COUNT:,} pending messages"
+    )
     options = parser.parse_args()
     if options.sample:
         be_sample(options.sample, {"store": store, "wait": wait})
@@ -202,7 +204,7 @@ def main() -> None:
     shapes += [
         (count, SIZE)
         for count in COUNTS
-        if count != COUNT and not (options.quick and count == MOST)
+        if count != COUNT and not (options.quick and count == LARGEST_COUNT)
     ]
     samples = [(layout, *shape) for shape in shapes for layout in LAYOUTS]
     runs: dict[tuple[str, int, int], list[dict[str, float]]] = {sample: [] for sample in samples}

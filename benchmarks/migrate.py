@@ -34,14 +34,14 @@ def fill(server: Redis, records: int) -> None:
     """Store messages as Redisson did before 3.21.1, in random order of due time."""
     chance = random.Random(1)
     for first in range(0, records, 1000):
-        some = [
+        chunk = [
             chance.randbytes(8) + struct.pack("<Q", 100) + b"x" * 100
             for _ in range(first, min(first + 1000, records))
         ]
         server.zadd(
-            KEYS.timeout, {record: 1_900_000_000_000 + chance.randrange(10**9) for record in some}
+            KEYS.timeout, {record: 1_900_000_000_000 + chance.randrange(10**9) for record in chunk}
         )
-        server.rpush(KEYS.ordered, *some)
+        server.rpush(KEYS.ordered, *chunk)
 
 
 async def run(url: str) -> Migration:
@@ -88,14 +88,14 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments.add_argument("--records", type=int, default=1_000_000)
     arguments.add_argument("--url", help="use this server instead of a private one")
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     with EmbeddedServer(None) as embedded:
-        url = chosen.url or embedded.url
+        url = options.url or embedded.url
         with Redis.from_url(url, socket_timeout=600) as server:
             info = server.info("server")
             version = info.get("valkey_version") or info["redis_version"]
-            row = measure(server, url, chosen.records)
-    if chosen.json:
+            row = measure(server, url, options.records)
+    if options.json:
         print(json.dumps(row))
     else:
         print(f"{platform.platform()}, CPython {platform.python_version()}, server {version}")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 KINDS = ("DelayedQueue", "ReliableQueue")
 TASKS = (10, 100, 1000)
-MANY, SLICE, SLICES = 1000, 2000, 4
+PER_CALL, SLICE, SLICES = 1000, 2000, 4
 FLAT_OFFERS, FLAT_TASKS, FLAT_ROUNDS = 1000, 100, 3
 DELAY = 3600.0
 VALUE = "x" * 98  # 100 bytes as JSON
@@ -71,12 +71,12 @@ class Queue:
         return self.reliable.offer(VALUE, delay=DELAY)
 
     async def offer_many(self, count: int) -> None:
-        for first in range(0, count, MANY):
-            some = min(MANY, count - first)
+        for first in range(0, count, PER_CALL):
+            count_of_call = min(PER_CALL, count - first)
             if self.delayed is not None:
-                await self.delayed.offer_many([(VALUE, DELAY)] * some)
+                await self.delayed.offer_many([(VALUE, DELAY)] * count_of_call)
             elif self.reliable is not None:
-                await self.reliable.offer_many([delayq.Offer(VALUE, delay=DELAY)] * some)
+                await self.reliable.offer_many([delayq.Offer(VALUE, delay=DELAY)] * count_of_call)
 
     async def cancel(self, offered: Any) -> bool:
         """Cancel the message that :meth:`offer` returned."""
@@ -105,8 +105,8 @@ async def from_tasks(step: Step, tasks: int, count: int) -> list[Any]:
     async def caller() -> list[Any]:
         return [await step() for _ in range(count // tasks)]
 
-    each = await asyncio.gather(*(caller() for _ in range(tasks)))
-    return [one for of_task in each for one in of_task]
+    times_by_task = await asyncio.gather(*(caller() for _ in range(tasks)))
+    return [duration for of_task in times_by_task for duration in of_task]
 
 
 async def bare_script(redis: AsyncRedis) -> Step:
@@ -177,8 +177,8 @@ async def one_by_one(
                 check(await queue.size(), size * SLICES + size // 10)
             check(server.zcard("floor"), size * SLICES + size // 10)
     for of_way in slices.values():
-        for one, bare in zip(of_way, slices[BARE], strict=True):
-            one["ratio"] = one["rate"] / bare["rate"]
+        for duration, bare in zip(of_way, slices[BARE], strict=True):
+            duration["ratio"] = duration["rate"] / bare["rate"]
     return {
         f"{way}, one by one" if way in KINDS else way: medians(of_way)
         for way, of_way in slices.items()
@@ -190,7 +190,7 @@ async def at_once(url: str, kind: str, tasks: int, offers: int) -> dict[str, flo
     with Redis.from_url(url) as server:
         async with delayq.connect(url) as client:
             queue = Queue(client, kind)
-            warm = max(tasks, MANY)
+            warm = max(tasks, PER_CALL)
             await (from_tasks(queue.offer, tasks, warm) if tasks else queue.offer_many(warm))
             meter = Meter(server)
             await (from_tasks(queue.offer, tasks, offers) if tasks else queue.offer_many(offers))
@@ -261,13 +261,13 @@ async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, An
 
 def in_c(server: Any, program: str, offers: int) -> dict[str, float]:
     """Call the floor's script with the benchmark program that comes with the server."""
-    where = server.connection_pool.connection_kwargs
+    options = server.connection_pool.connection_kwargs
     to = (
-        ["-s", where["path"]]
-        if "path" in where
-        else ["-h", where["host"], "-p", str(where["port"])]
+        ["-s", options["path"]]
+        if "path" in options
+        else ["-h", options["host"], "-p", str(options["port"])]
     )
-    what = [
+    arguments = [
         "EVALSHA",
         server.script_load(ADD),
         "1",
@@ -278,7 +278,11 @@ def in_c(server: Any, program: str, offers: int) -> dict[str, float]:
     settings = ["-c", str(CONNECTIONS), "-P", "1", "-n", str(offers), "-r", "1000000000", "--csv"]
     before, meter = resource.getrusage(resource.RUSAGE_CHILDREN), Meter(server)
     done = subprocess.run(
-        [program, *to, *settings, *what], check=True, capture_output=True, text=True, timeout=120
+        [program, *to, *settings, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     figures, after = meter.read(offers), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -305,9 +309,9 @@ def one_run(
 ) -> dict[str, dict[str, float]]:
     """Measure every way once."""
 
-    def sample(role: str, **given: Any) -> Any:
+    def sample(role: str, **arguments: Any) -> Any:
         server.execute_command("FLUSHALL", "SYNC")
-        return result(start("offer", role=role, url=url, loop=loop, **given))
+        return result(start("offer", role=role, url=url, loop=loop, **arguments))
 
     rows: dict[str, dict[str, float]] = sample("one_by_one")
     for kind in KINDS:
@@ -315,7 +319,9 @@ def one_run(
             rows[f"{kind}, {tasks:,} at once"] = sample(
                 "at_once", kind=kind, tasks=tasks, offers=offers
             )
-        rows[f"{kind}, offer_many({MANY:,})"] = sample("at_once", kind=kind, tasks=0, offers=offers)
+        rows[f"{kind}, offer_many({PER_CALL:,})"] = sample(
+            "at_once", kind=kind, tasks=0, offers=offers
+        )
     rows[POOLED] = sample("pooled", offers=offers)
     rows[BY_HAND] = sample("by_hand", offers=offers)
     if program:
@@ -332,15 +338,15 @@ def draw(
     figure, panels = plt.subplots(
         1, 2 if by_size else 1, figsize=(10.4 if by_size else 6.6, 4.2), squeeze=False
     )
-    left = panels[0][0]
+    first_panel = panels[0][0]
     loop = next(row["loop"] for row in rows if row["way"] == BARE)
-    found = {row["way"]: row["rate"] for row in rows if row["loop"] in (loop, "-")}
-    ends = ["one by one", *(f"{tasks:,} at once" for tasks in TASKS), f"offer_many({MANY:,})"]
+    rates = {row["way"]: row["rate"] for row in rows if row["loop"] in (loop, "-")}
+    ends = ["one by one", *(f"{tasks:,} at once" for tasks in TASKS), f"offer_many({PER_CALL:,})"]
     looks = {"DelayedQueue": (BLUE, "o"), "ReliableQueue": (GREEN, "s")}
     for kind, (colour, marker) in looks.items():
-        left.plot(
+        first_panel.plot(
             range(len(ends)),
-            [found[f"{kind}, {end}"] for end in ends],
+            [rates[f"{kind}, {end}"] for end in ends],
             color=colour,
             marker=marker,
             label=kind,
@@ -352,14 +358,16 @@ def draw(
         (BY_HAND, (0, (5, 1, 1, 1, 1, 1)), "#888888"),
     )
     for name, dashes, colour in floors:
-        if name in found:
-            left.axhline(found[name], color=colour, linestyle=dashes, linewidth=1.4, label=name)
-    left.set_xticks(
+        if name in rates:
+            first_panel.axhline(
+                rates[name], color=colour, linestyle=dashes, linewidth=1.4, label=name
+            )
+    first_panel.set_xticks(
         range(len(ends)),
         [end.replace(" at", "\nat").replace("(", "\n(").replace(" by", "\nby") for end in ends],
     )
-    left.set_title(f"offers per second, {loop}", loc="left", fontsize=9.5)
-    left.legend(loc="upper left", frameon=False, fontsize=8)
+    first_panel.set_title(f"offers per second, {loop}", loc="left", fontsize=9.5)
+    first_panel.legend(loc="upper left", frameon=False, fontsize=8)
     if by_size:
         for kind, (colour, marker) in looks.items():
             points = [(row["pending"], row["rate"]) for row in by_size if row["kind"] == kind]
@@ -433,12 +441,12 @@ def main() -> None:
                     runs.setdefault((way, "-" if way == IN_C else loop), []).append(row)
         if options.flat is not None:
             server.execute_command("FLUSHALL", "SYNC")
-            given = {
+            arguments = {
                 "sizes": options.flat or pending,
                 "rounds": FLAT_ROUNDS * options.runs,
                 "loop": loops[0],
             }
-            by_size = result(start("offer", role="flat", url=url, **given), within=900)
+            by_size = result(start("offer", role="flat", url=url, **arguments), within=900)
     columns = (
         "way                                      ",
         "loop   ",
@@ -481,17 +489,17 @@ def main() -> None:
             " server us",
         )
         by_pending = Table(about_size, columns, as_json=options.json)
-        least = {each["kind"]: each["rate"] for each in reversed(by_size)}
-        for each in by_size:
-            each["ratio"] = each["rate"] / least[each["kind"]]
-            cells = [f"{each[name]:.1f}" for name in ("client_us", "script_us", "server_us")]
+        smallest = {figures["kind"]: figures["rate"] for figures in reversed(by_size)}
+        for figures in by_size:
+            figures["ratio"] = figures["rate"] / smallest[figures["kind"]]
+            cells = [f"{figures[name]:.1f}" for name in ("client_us", "script_us", "server_us")]
             facts = (
-                each["kind"],
-                f"{each['pending']:,}",
-                f"{each['rate']:,.0f}",
-                f"{each['ratio']:.2f}",
+                figures["kind"],
+                f"{figures['pending']:,}",
+                f"{figures['rate']:,.0f}",
+                f"{figures['ratio']:.2f}",
             )
-            by_pending.add(each, *facts, *cells)
+            by_pending.add(figures, *facts, *cells)
     table.end(**({"flat": by_size} if by_size else {}))
     if plt:
         draw(

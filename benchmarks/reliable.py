@@ -96,14 +96,14 @@ async def by_size(server: Any, client: delayq.Client, sizes: list[int]) -> list[
         purged = await queue.purge()
         if purged != size:
             raise AssertionError("not all messages were left")
-        left = per_message[size] * size - (full - used_memory(server))
+        leftover = per_message[size] * size - (full - used_memory(server))
         rows.append(
             {
                 "pending": size,
                 "server_us": median(blocks[size]),
                 "wall_us": median(walls[size]),
                 "bytes_each": per_message[size],
-                "left_bytes": round(left),
+                "left_bytes": round(leftover),
             }
         )
     return rows
@@ -117,29 +117,29 @@ async def by_offers(queue: Queue, messages: int) -> None:
 
 
 async def by_claims(queue: Queue, messages: int, callers: int) -> None:
-    left = messages
+    remaining = messages
 
     async def call() -> None:
-        nonlocal left
-        while left > 0:
+        nonlocal remaining
+        while remaining > 0:
             # In two steps, because other callers count in the meantime.
             settled = await claim_and_ack(queue)
-            left -= settled
+            remaining -= settled
 
     await asyncio.gather(*(call() for _ in range(callers)))
 
 
 async def by_loop(queue: Queue, messages: int) -> None:
-    left = messages
+    remaining = messages
     done = asyncio.Event()
 
     async def handle() -> None:
-        nonlocal left
+        nonlocal remaining
         async for message in queue:
             async with message:
                 pass
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 done.set()
 
     tasks = [asyncio.create_task(handle()) for _ in range(TASKS)]
@@ -169,7 +169,7 @@ async def rates(client: delayq.Client, messages: int) -> dict[str, float]:
             await way(queue)
             times[name].append(time.perf_counter() - started)
             await queue.aclose()
-    return {name: messages / median(taken) for name, taken in times.items()}
+    return {name: messages / median(samples) for name, samples in times.items()}
 
 
 async def measure(server: Any, url: str, options: argparse.Namespace) -> None:
@@ -199,12 +199,12 @@ async def measure(server: Any, url: str, options: argparse.Namespace) -> None:
             table.add(row, f"{row['pending']}", *cells, f"{row['left_bytes']}")
         if not options.json:
             print()
-        found = await rates(client, options.messages)
+        figures = await rates(client, options.messages)
         if not options.json:
-            for way, rate in found.items():
+            for way, rate in figures.items():
                 print(f"{way:45}{rate:10,.0f}/s")
         else:
-            table.rows += [{"way": way, "per_second": rate} for way, rate in found.items()]
+            table.rows += [{"way": way, "per_second": rate} for way, rate in figures.items()]
         table.end()
 
 

@@ -118,12 +118,12 @@ async def in_memory(
 
     memory, cpu = peak(), time.process_time()
     now = time.monotonic()
-    kept = [add(now + delay, None) for delay in far]
+    handles = [add(now + delay, None) for delay in far]
     # Add the far ones first and let all their immediate work finish, so that they do not delay the
     # near ones.
     await asyncio.sleep(0)
     now = time.monotonic()
-    kept += [add(now + delay, fired(now + delay)) for delay in near]
+    handles += [add(now + delay, fired(now + delay)) for delay in near]
     await asyncio.sleep(0)
     sample.add_seconds, sample.memory = time.process_time() - cpu, peak() - memory
     cpu = time.process_time()
@@ -132,7 +132,7 @@ async def in_memory(
     return sample
 
 
-def nothing(_timeout: object = None) -> None:
+def do_nothing(_timeout: object = None) -> None:
     pass
 
 
@@ -141,7 +141,7 @@ async def wheel(_url: str, count: int) -> Sample:
 
     def add(due: float, callback: Callable[[], None] | None) -> object:
         return timer.new_timeout(
-            nothing if callback is None else lambda _timeout: callback(), due - time.monotonic()
+            do_nothing if callback is None else lambda _timeout: callback(), due - time.monotonic()
         )
 
     return await in_memory(count, add)
@@ -150,17 +150,19 @@ async def wheel(_url: str, count: int) -> Sample:
 async def call_later(_url: str, count: int) -> Sample:
     loop = asyncio.get_running_loop()
     return await in_memory(
-        count, lambda due, callback: loop.call_later(due - time.monotonic(), callback or nothing)
+        count, lambda due, callback: loop.call_later(due - time.monotonic(), callback or do_nothing)
     )
 
 
 async def sleep(_url: str, count: int) -> Sample:
-    async def one(due: float, callback: Callable[[], None] | None) -> None:
+    async def schedule_one(due: float, callback: Callable[[], None] | None) -> None:
         await asyncio.sleep(due - time.monotonic())
         if callback is not None:
             callback()
 
-    return await in_memory(count, lambda due, callback: asyncio.create_task(one(due, callback)))
+    return await in_memory(
+        count, lambda due, callback: asyncio.create_task(schedule_one(due, callback))
+    )
 
 
 # On the server
@@ -178,8 +180,8 @@ async def by_polling(url: str, count: int, interval: float, *, by_script: bool =
             await server.zadd(KEY, {json.dumps({"due": due, "text": TEXT}): due})
         sample.add_seconds, sample.memory = time.process_time() - cpu, peak() - memory
         cpu = time.process_time()
-        until = time.monotonic() + PATIENCE
-        while len(sample.late) < len(near) and time.monotonic() < until:
+        deadline = time.monotonic() + PATIENCE
+        while len(sample.late) < len(near) and time.monotonic() < deadline:
             sample.commands += 1
             if by_script:
                 members: Any = await pop([KEY], [time.time()])
@@ -270,7 +272,7 @@ def fill_far(server: Any, way: Way, count: int) -> None:
         return
     for at in range(0, len(far), 1000):
         due = [now + delay for delay in far[at : at + 1000]]
-        server.zadd(KEY, {json.dumps({"due": each, "text": TEXT}): each for each in due})
+        server.zadd(KEY, {json.dumps({"due": moment, "text": TEXT}): moment for moment in due})
 
 
 def measure(server: Any, url: str, name: str, count: int) -> dict[str, float]:
@@ -439,7 +441,7 @@ def main() -> None:
 def add_row(table: Table, count: int, way: Way, figures: dict[str, float]) -> None:
     row = {"pending": count, "way": way.name} | figures
     # With only a few messages, their memory is lost in the noise.
-    many = count >= 100_000
+    is_large = count >= 100_000
     table.add(
         row,
         str(count),
@@ -450,9 +452,9 @@ def add_row(table: Table, count: int, way: Way, figures: dict[str, float]) -> No
         f"{figures['cpu_seconds']:.2f}",
         f"{figures['add_us']:.2f}",
         f"{figures['process_bytes']:,.0f}"
-        if many and figures["process_bytes"] and not way.layout
+        if is_large and figures["process_bytes"] and not way.layout
         else "-",
-        f"{figures['server_bytes']:,.0f}" if many and way.layout else "-",
+        f"{figures['server_bytes']:,.0f}" if is_large and way.layout else "-",
         f"{figures['commands']:.3f}" if way.layout else "-",
     )
 

@@ -70,15 +70,15 @@ async def search_ours(server: Any, url: str, pending: int) -> list[dict[str, Any
             "remove(middle)": (queue.pending.remove, value(pending // 2)),
             "remove(last)": (queue.pending.remove, value(pending - 1)),
         }
-        for search, (method, wanted) in searches.items():
+        for search, (method, argument) in searches.items():
             watch(server)
             start = time.perf_counter()
-            found = await method(wanted)
+            answer = await method(argument)
             waited_ms = (time.perf_counter() - start) * 1000
             rows.append(
                 {
                     "search": search,
-                    "found": found,
+                    "found": answer,
                     "waited_ms": waited_ms,
                     "longest_ms": longest_ms(server),
                 }
@@ -88,10 +88,10 @@ async def search_ours(server: Any, url: str, pending: int) -> list[dict[str, Any
 
 
 def search_redisson(server: Any) -> dict[str, Any]:
-    milliseconds, found = timed(server, REDISSON_CONTAINS, [KEYS.ordered], '"missing"')
+    milliseconds, answer = timed(server, REDISSON_CONTAINS, [KEYS.ordered], '"missing"')
     return {
         "search": "contains(missing)",
-        "found": found == 1,
+        "found": answer == 1,
         "waited_ms": milliseconds,
         "longest_ms": milliseconds,
     }
@@ -136,13 +136,13 @@ def main() -> None:
 
         def add(script: str, pending: int, row: dict[str, Any]) -> None:
             figures = (f"{row['waited_ms']:.1f}", f"{row['longest_ms']:.2f}")
-            found = "yes" if row["found"] else "no"
+            verdict = "yes" if row["found"] else "no"
             table.add(
                 {"script": script, "pending": pending} | row,
                 script,
                 row["search"],
                 str(pending),
-                found,
+                verdict,
                 *figures,
             )
 

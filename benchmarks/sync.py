@@ -55,11 +55,11 @@ def ways(client: delayq.sync.Client) -> dict[str, Way]:
     def from_threads(threads: int) -> Way:
         return lambda count: offer_from(queue, threads, count)
 
-    several = {f"{threads} threads": from_threads(threads) for threads in THREADS[1:]}
+    from_several = {f"{threads} threads": from_threads(threads) for threads in THREADS[1:]}
     return {
         "asynchronous, one by one": lambda count: client.run(offer_all, count),
         "one thread": from_threads(1),
-    } | several
+    } | from_several
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def main() -> None:
     table = Table(about, columns, as_json=options.json)
     for name, runs in rows.items():
         row = medians(runs)
-        cells = [f"{row[each]:.1f}" for each in ("client_us", "kernel_us", "server_us")]
+        cells = [f"{row[column]:.1f}" for column in ("client_us", "kernel_us", "server_us")]
         table.add({"way": name} | row, name, f"{row['rate']:,.0f}", *cells, f"{row['scripts']:.2f}")
     table.end()
 

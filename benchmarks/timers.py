@@ -40,7 +40,7 @@ UNITS = {
 }
 
 
-def nothing(_timeout: object = None) -> None:
+def do_nothing(_timeout: object = None) -> None:
     pass
 
 
@@ -69,7 +69,10 @@ def far(count: int) -> list[float]:
 
 async def speed(design: str, count: int) -> dict[str, float]:
     add = adder(design)
-    calls, pairs = arguments(design, nothing, far(count)), arguments(design, nothing, far(PAIRS))
+    calls, pairs = (
+        arguments(design, do_nothing, far(count)),
+        arguments(design, do_nothing, far(PAIRS)),
+    )
     seconds = {}
     start = time.perf_counter()
     timers = [add(a, b) for a, b in calls]
@@ -90,11 +93,11 @@ async def run_dry(design: str, delays: list[float]) -> tuple[float, float]:
 
     Return the seconds until all have run, and the longest turn of the loop.
     """
-    left = len(delays)
+    remaining = len(delays)
 
     def fired(_timeout: object = None) -> None:
-        nonlocal left
-        left -= 1
+        nonlocal remaining
+        remaining -= 1
 
     add = adder(design)
     for a, b in arguments(design, fired, delays):
@@ -103,7 +106,7 @@ async def run_dry(design: str, delays: list[float]) -> tuple[float, float]:
     time.sleep(max(delays) + 0.1)  # noqa: ASYNC251 - the point is that the loop is late
     start = last = time.perf_counter()
     longest = 0.0
-    while left:
+    while remaining:
         await asyncio.sleep(0)
         now = time.perf_counter()
         longest, last = max(longest, now - last), now
@@ -123,21 +126,21 @@ async def hold(design: str, count: int) -> dict[str, float]:
 async def memory(design: str, count: int) -> dict[str, float]:
     if design == "uvloop":
         return {}  # It allocates memory that tracemalloc does not see.
-    add, calls = adder(design), arguments(design, nothing, far(count))
+    add, calls = adder(design), arguments(design, do_nothing, far(count))
     timers: list[Any] = [None] * count
     gc.collect()
     tracemalloc.start()
     for index, (a, b) in enumerate(calls):
         timers[index] = add(a, b)
     gc.collect()
-    held = tracemalloc.get_traced_memory()[0]
+    bytes_held = tracemalloc.get_traced_memory()[0]
     for index, timer in enumerate(timers):
         timer.cancel()
         timers[index] = None
     del timer
     await asyncio.sleep(0)
     gc.collect()
-    return {"memory": held / count, "kept": tracemalloc.get_traced_memory()[0] / count}
+    return {"memory": bytes_held / count, "kept": tracemalloc.get_traced_memory()[0] / count}
 
 
 SAMPLES: dict[str, Callable[[str, int], Coroutine[Any, Any, dict[str, float]]]] = {
@@ -182,12 +185,14 @@ def measure(count: int, runs: int) -> dict[str, dict[str, float]]:
 
 
 def print_table(medians: dict[str, dict[str, float]]) -> None:
-    others = [design for design in medians if design != "wheel"]
-    print(f"{'':12}{'wheel':>10}" + "".join(f"{design:>12}{'ratio':>9}" for design in others))
+    other_designs = [design for design in medians if design != "wheel"]
+    print(
+        f"{'':12}{'wheel':>10}" + "".join(f"{design:>12}{'ratio':>9}" for design in other_designs)
+    )
     for name, unit in UNITS.items():
         mine = medians["wheel"][name]
         row = f"{name + ' ' + unit:12}{mine:10.2f}"
-        for design in others:
+        for design in other_designs:
             theirs = medians[design].get(name)
             row += (
                 f"{'-':>12}{'-':>9}" if theirs is None else f"{theirs:12.2f}{theirs / mine:8.1f}x"
@@ -196,7 +201,7 @@ def print_table(medians: dict[str, dict[str, float]]) -> None:
 
 
 def draw(plt: Any, file: str, medians: dict[str, dict[str, float]], footer: str) -> None:
-    shown = {
+    labels = {
         "pair": "add and cancel",
         "add": "add",
         "cancel": "cancel",
@@ -204,10 +209,10 @@ def draw(plt: Any, file: str, medians: dict[str, dict[str, float]], footer: str)
         "memory": "memory",
     }
     figure, axes = plt.subplots(figsize=(6.6, 3.4))
-    others = [design for design in medians if design != "wheel"]
-    for at, (design, colour) in enumerate(zip(others, (ORANGE, SKY), strict=False)):
-        ratios = [medians[design].get(name, 0.0) / medians["wheel"][name] for name in shown]
-        places = [place + 0.2 - at * 0.4 for place in range(len(shown))]
+    other_designs = [design for design in medians if design != "wheel"]
+    for at, (design, colour) in enumerate(zip(other_designs, (ORANGE, SKY), strict=False)):
+        ratios = [medians[design].get(name, 0.0) / medians["wheel"][name] for name in labels]
+        places = [place + 0.2 - at * 0.4 for place in range(len(labels))]
         bars = axes.barh(
             places,
             ratios,
@@ -222,7 +227,7 @@ def draw(plt: Any, file: str, medians: dict[str, dict[str, float]], footer: str)
             fontsize=8,
         )
     axes.axvline(1, color=BLUE, linewidth=1.4, label="the wheel")
-    axes.set_yticks(range(len(shown)), list(shown.values()))
+    axes.set_yticks(range(len(labels)), list(labels.values()))
     axes.invert_yaxis()
     axes.set_title(
         "loop.call_later: multiples of the wheel's time or memory", loc="left", fontsize=9.5

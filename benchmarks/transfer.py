@@ -149,9 +149,11 @@ def measure(server: Any, pending: int, order: str) -> Iterator[dict[str, Any]]:
 
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
-    most = max(row["pending"] for row in rows)
+    max_pending = max(row["pending"] for row in rows)
     worst = [
-        max(r["block_ms"] for r in rows if (r["pending"], r["script"]) == (most, series.name))
+        max(
+            r["block_ms"] for r in rows if (r["pending"], r["script"]) == (max_pending, series.name)
+        )
         for series in SERIES
     ]
     figure, panels = plt.subplots(2, 2, figsize=(8.6, 6.4), sharex=True, sharey=True)
@@ -177,7 +179,7 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     figure.supylabel("server blocked by one call, ms", fontsize=9, x=0.012)
     for panel in panels[-1]:
         panel.set_xlabel("messages pending")
-    title = f"Moving {BATCH} due messages out of {most:,} pending blocks the server\n"
+    title = f"Moving {BATCH} due messages out of {max_pending:,} pending blocks the server\n"
     title += (
         f"for up to {worst[0]:,.0f} ms with Redisson, {worst[3]:,.0f} ms with delayq,"
         f" {worst[2]:,.0f} ms where Java offered them"

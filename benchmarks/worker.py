@@ -29,12 +29,12 @@ class Countdown:
     """An event that is set once this many messages have been handled."""
 
     def __init__(self, messages: int) -> None:
-        self.left = messages
+        self.remaining = messages
         self.done = asyncio.Event()
 
     def count(self) -> None:
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             self.done.set()
 
 
@@ -64,12 +64,12 @@ async def by_threads(client: delayq.Client, messages: int) -> None:
 
 
 async def by_loop(client: delayq.Client, messages: int) -> None:
-    left = messages
+    remaining = messages
     async for message in client.reliable_queue("benchmark"):
         async with message:
             _ = message.value
-        left -= 1
-        if not left:
+        remaining -= 1
+        if not remaining:
             return
 
 
@@ -123,8 +123,8 @@ def main() -> None:
             "machine": machine(server),
             "measured": f"{options.messages} messages; medians of {options.runs} runs",
         }
-        where = server.connection_pool.connection_kwargs
-        url = options.server or f"unix://{where['path']}"
+        connection = server.connection_pool.connection_kwargs
+        url = options.server or f"unix://{connection['path']}"
         for _ in range(options.runs):
             for way in ways:
                 rates[way].append(asyncio.run(measure(url, way, options.messages)))

@@ -33,20 +33,23 @@ class Payload(TypedDict):
 
 
 class Offers:
-    """The offers of a peer: ``one`` message with a due time (Unix seconds), or ``many``.
+    """The offers of a peer: ``offer_one`` takes a due time (Unix seconds), ``offer_many`` several.
 
     Both may return an awaitable.
     """
 
     def __init__(
-        self, one: Callable[[float], Any], many: Callable[[list[float]], Any] | None = None
+        self,
+        offer_one: Callable[[float], Any],
+        offer_many: Callable[[list[float]], Any] | None = None,
     ) -> None:
         """Create the offers.
 
-        ``many`` takes lists of at most BULK messages; without it, messages are offered one by one.
+        ``offer_many`` takes lists of at most BULK due times; without it, messages are offered
+        one by one.
         """
-        self.one = one
-        self.many = many
+        self.offer_one = offer_one
+        self.offer_many = offer_many
 
 
 class Notes:
@@ -56,7 +59,7 @@ class Notes:
 
     def __init__(self, file: str) -> None:
         self._fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._kept: list[float] = []
+        self._records: list[float] = []
         self._at_once = False
 
     def by_thread(self) -> Notes:
@@ -72,15 +75,15 @@ class Notes:
             os.write(self._fd, struct.pack("<2d", time.time(), due))
         else:
             # Not +=, which would bring back a list that the thread has just taken away.
-            self._kept.extend((time.time(), due))
+            self._records.extend((time.time(), due))
 
     def _flush_on(self) -> None:
         while True:
             time.sleep(FLUSH_SECONDS)
-            kept, self._kept = self._kept, []
+            records, self._records = self._records, []
             # A caller that has just looked up the old list has added to it by then.
             time.sleep(0.001)
-            os.write(self._fd, struct.pack(f"<{len(kept)}d", *kept))
+            os.write(self._fd, struct.pack(f"<{len(records)}d", *records))
 
 
 def payload(due: float) -> Payload:
@@ -93,16 +96,16 @@ async def _answer(offers: Offers, request: dict[str, Any]) -> dict[str, Any]:
     first = time.time() + request["after"]
     # Spread evenly, in random order.
     dues = [first + spread * (0.6180339887 * place % 1) for place in range(count)]
-    many = offers.many if request["bulk"] else None
+    offer_many = offers.offer_many if request["bulk"] else None
     started = time.perf_counter()
-    if many is None:
+    if offer_many is None:
         for due in dues:
-            done = offers.one(due)
+            done = offers.offer_one(due)
             if done is not None:
                 await done
     else:
         for at in range(0, count, BULK):
-            done = many(dues[at : at + BULK])
+            done = offer_many(dues[at : at + BULK])
             if done is not None:
                 await done
     return {"seconds": time.perf_counter() - started, "first": first}
@@ -141,7 +144,7 @@ def main(
         handle(sys.argv[2], sys.argv[3] == "best", Notes(sys.argv[4]))
 
 
-async def gathered(one: Callable[[float], Any], dues: list[float]) -> None:
+async def gathered(offer_one: Callable[[float], Any], dues: list[float]) -> None:
     """Offer all messages, 100 at a time, which is as many as peers without a bulk call can bear."""
     for at in range(0, len(dues), 100):
-        await asyncio.gather(*map(one, dues[at : at + 100]))
+        await asyncio.gather(*map(offer_one, dues[at : at + 100]))

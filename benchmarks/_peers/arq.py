@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 async def offers(url: str) -> AsyncIterator[Offers]:
     pool = await create_pool(RedisSettings.from_dsn(url))
 
-    async def one(due: float) -> None:
+    async def offer_one(due: float) -> None:
         await pool.enqueue_job(
             "handle", payload(due), _defer_until=datetime.fromtimestamp(due, UTC)
         )
 
-    yield Offers(one, lambda dues: gathered(one, dues))
+    yield Offers(offer_one, lambda dues: gathered(offer_one, dues))
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

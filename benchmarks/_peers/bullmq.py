@@ -25,17 +25,17 @@ def options(due: float) -> dict[str, Any]:
 async def offers(url: str) -> AsyncIterator[Offers]:
     queue = Queue("benchmark", {"connection": url})
 
-    async def one(due: float) -> None:
+    async def offer_one(due: float) -> None:
         await queue.add("handle", payload(due), options(due))
 
-    async def many(dues: list[float]) -> None:
+    async def offer_many(dues: list[float]) -> None:
         for at in range(0, len(dues), 100):
-            some = dues[at : at + 100]
+            chunk = dues[at : at + 100]
             await queue.addBulk(
-                [{"name": "handle", "data": payload(due), "opts": options(due)} for due in some]
+                [{"name": "handle", "data": payload(due), "opts": options(due)} for due in chunk]
             )
 
-    yield Offers(one, many)
+    yield Offers(offer_one, offer_many)
     await queue.close()
 
 

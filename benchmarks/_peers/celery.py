@@ -31,10 +31,10 @@ def app_for(url: str, notes: Notes | None = None) -> tuple[Any, Any]:
 async def offers(url: str) -> AsyncIterator[Offers]:
     _, task = app_for(url)
 
-    def one(due: float) -> None:
+    def offer_one(due: float) -> None:
         task.apply_async((payload(due),), eta=datetime.fromtimestamp(due, UTC))
 
-    yield Offers(one)
+    yield Offers(offer_one)
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

@@ -20,14 +20,14 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     async with delayq.connect(url) as client:
         queue = client.delayed_queue("benchmark")
 
-        async def one(due: float) -> None:
+        async def offer_one(due: float) -> None:
             await queue.offer(payload(due), at=datetime.fromtimestamp(due, UTC))
 
-        async def many(dues: list[float]) -> None:
+        async def offer_many(dues: list[float]) -> None:
             now = time.time()
             await queue.offer_many([(payload(due), max(0.0, due - now)) for due in dues])
 
-        yield Offers(one, many)
+        yield Offers(offer_one, offer_many)
 
 
 def handle(url: str, _best: bool, notes: Notes) -> None:

@@ -19,15 +19,15 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     async with delayq.connect(url) as client:
         queue = client.reliable_queue("benchmark")
 
-        async def one(due: float) -> None:
+        async def offer_one(due: float) -> None:
             await queue.offer(payload(due), at=datetime.fromtimestamp(due, UTC))
 
-        async def many(dues: list[float]) -> None:
+        async def offer_many(dues: list[float]) -> None:
             await queue.offer_many(
                 [delayq.Offer(payload(due), at=datetime.fromtimestamp(due, UTC)) for due in dues]
             )
 
-        yield Offers(one, many)
+        yield Offers(offer_one, offer_many)
 
 
 def handle(url: str, _best: bool, notes: Notes) -> None:

@@ -27,16 +27,16 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     async with Docket(NAME, url) as docket:
         docket.register(note)
 
-        async def one(due: float) -> None:
+        async def offer_one(due: float) -> None:
             await docket.add(note, when=datetime.fromtimestamp(due, UTC))(payload(due))
 
-        async def many(dues: list[float]) -> None:
+        async def offer_many(dues: list[float]) -> None:
             await docket.add_many(
                 docket.call(note, when=datetime.fromtimestamp(due, UTC))(payload(due))
                 for due in dues
             )
 
-        yield Offers(one, many)
+        yield Offers(offer_one, offer_many)
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

@@ -35,12 +35,12 @@ def broker_for(url: str, notes: Notes | None = None) -> tuple[Any, Any]:
 async def offers(url: str) -> AsyncIterator[Offers]:
     _, actor = broker_for(url)
 
-    def one(due: float) -> None:
+    def offer_one(due: float) -> None:
         actor.send_with_options(
             args=(payload(due),), delay=max(1, math.ceil((due - time.time()) * 1000))
         )
 
-    yield Offers(one)
+    yield Offers(offer_one)
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

@@ -31,11 +31,11 @@ def huey_for(url: str, notes: Notes | None = None) -> tuple[Any, Any]:
 async def offers(url: str) -> AsyncIterator[Offers]:
     _, task = huey_for(url)
 
-    def one(due: float) -> None:
+    def offer_one(due: float) -> None:
         # Not eta, because Huey drops its fractions of a second.
         task.schedule(args=(payload(due),), delay=due - time.time())
 
-    yield Offers(one)
+    yield Offers(offer_one)
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

@@ -45,17 +45,17 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     async with Redis.from_url(url) as server:
         store = server.register_script(STORE)
 
-        async def many(dues: list[float]) -> None:
+        async def offer_many(dues: list[float]) -> None:
             for at in range(0, len(dues), 100):
                 arguments: list[Any] = []
                 for due in dues[at : at + 100]:
                     arguments += (due, uuid.uuid4().bytes, json.dumps(payload(due)))
                 await store(KEYS, arguments)
 
-        async def one(due: float) -> None:
-            await many([due])
+        async def offer_one(due: float) -> None:
+            await offer_many([due])
 
-        yield Offers(one, many)
+        yield Offers(offer_one, offer_many)
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

@@ -31,10 +31,10 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     queue = Queue(connection=server)
     function = "benchmarks._peers.rq.note"
 
-    def one(due: float) -> None:
+    def offer_one(due: float) -> None:
         queue.enqueue_at(datetime.fromtimestamp(due, UTC), function, payload(due))
 
-    def many(dues: list[float]) -> None:
+    def offer_many(dues: list[float]) -> None:
         for at in range(0, len(dues), 100):
             with server.pipeline() as calls:
                 for due in dues[at : at + 100]:
@@ -43,7 +43,7 @@ async def offers(url: str) -> AsyncIterator[Offers]:
                     )
                 calls.execute()
 
-    yield Offers(one, many)
+    yield Offers(offer_one, offer_many)
 
 
 def handle(url: str, best: bool, _notes: Notes) -> None:

@@ -23,10 +23,10 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     queue = Queue.from_url(url)
     await queue.connect()
 
-    async def one(due: float) -> None:
+    async def offer_one(due: float) -> None:
         await queue.enqueue("handle", message=payload(due), scheduled=due)
 
-    yield Offers(one, lambda dues: gathered(one, dues))
+    yield Offers(offer_one, lambda dues: gathered(offer_one, dues))
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

@@ -32,14 +32,14 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     worker, task = worker_for(url)
     async with worker:
 
-        def made(due: float) -> Any:
+        def call_of(due: float) -> Any:
             return task.enqueue(payload(due)).start(schedule=datetime.fromtimestamp(due, UTC))
 
-        async def many(dues: list[float]) -> None:
+        async def offer_many(dues: list[float]) -> None:
             for at in range(0, len(dues), 100):
-                await worker.enqueue_many([made(due) for due in dues[at : at + 100]])
+                await worker.enqueue_many([call_of(due) for due in dues[at : at + 100]])
 
-        yield Offers(made, many)
+        yield Offers(call_of, offer_many)
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

@@ -41,10 +41,10 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     await source.startup()
     task = broker_for(url).find_task("handle")
 
-    async def one(due: float) -> None:
+    async def offer_one(due: float) -> None:
         await task.schedule_by_time(source, datetime.fromtimestamp(due, UTC), payload(due))
 
-    yield Offers(one, lambda dues: gathered(one, dues))
+    yield Offers(offer_one, lambda dues: gathered(offer_one, dues))
 
 
 async def schedule(url: str, best: bool) -> None:

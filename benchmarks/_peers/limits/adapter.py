@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Some:
+class Batch:
     """Messages to offer: ``count`` of them with consecutive numbers, of one tenant."""
 
     first: int
@@ -69,7 +69,7 @@ class Notes:
 
     def __init__(self, file: str) -> None:
         self._fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._kept: list[float] = []
+        self._records: list[float] = []
         self._at_once = False
 
     def by_thread(self) -> Notes:
@@ -86,23 +86,23 @@ class Notes:
             os.write(self._fd, struct.pack("<3d", started, time.time(), number))
         else:
             # Not +=, which would bring back a list that the thread has just taken away.
-            self._kept.extend((started, time.time(), number))
+            self._records.extend((started, time.time(), number))
 
     def _flush_on(self) -> None:
         while True:
             time.sleep(FLUSH_SECONDS)
-            kept, self._kept = self._kept, []
+            records, self._records = self._records, []
             # A handler that has just looked up the old list has added to it by then.
             time.sleep(0.001)
-            os.write(self._fd, struct.pack(f"<{len(kept)}d", *kept))
+            os.write(self._fd, struct.pack(f"<{len(records)}d", *records))
 
 
-async def _offer(opened: AbstractAsyncContextManager[Callable[[Some], Any]]) -> None:
+async def _offer(opened: AbstractAsyncContextManager[Callable[[Batch], Any]]) -> None:
     async with opened as offer:
         print(json.dumps({"ready": True}), flush=True)
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            if (done := offer(Some(**json.loads(line)))) is not None:
+            if (done := offer(Batch(**json.loads(line)))) is not None:
                 await done
             print(json.dumps({"offered": time.time()}), flush=True)
 
@@ -115,7 +115,7 @@ def _end_with_the_driver() -> None:
 
 
 def main(
-    offers: Callable[[str, Task], AbstractAsyncContextManager[Callable[[Some], Any]]],
+    offers: Callable[[str, Task], AbstractAsyncContextManager[Callable[[Batch], Any]]],
     handle: Callable[[str, Task, Notes], object],
 ) -> None:
     """Run the adapter as the command line says.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
-from benchmarks._peers.limits.adapter import Notes, Some, Task, main
+from benchmarks._peers.limits.adapter import Batch, Notes, Task, main
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -33,12 +33,12 @@ def app_for(url: str, task: Task, notes: Notes | None = None) -> tuple[Any, Any]
 
 
 @asynccontextmanager
-async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Some], Any]]:
+async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Batch], Any]]:
     app, note = app_for(url, task)
 
-    def offer(some: Some) -> None:
+    def offer(batch: Batch) -> None:
         with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
-            for number in some.numbers():
+            for number in batch.numbers():
                 note.apply_async((number,), producer=producer)
 
     yield offer

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import delayq
-from benchmarks._peers.limits.adapter import Notes, Some, Task, main
+from benchmarks._peers.limits.adapter import Batch, Notes, Task, main
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -17,27 +17,29 @@ NAME = "benchmark"
 
 
 @asynccontextmanager
-async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Some], Any]]:
+async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Batch], Any]]:
     limit = None
     if task.concurrency is not None or task.rate is not None:
         limit = delayq.Limit(concurrency=task.concurrency, rate=task.rate)
-    whole, of_groups = (None, limit) if task.by_tenant else (limit, None)
+    queue_limit, group_limit = (None, limit) if task.by_tenant else (limit, None)
     async with delayq.connect(url) as client:
         queue: delayq.ReliableQueue[int] = client.reliable_queue(
-            NAME, limit=whole, group_limit=of_groups
+            NAME, limit=queue_limit, group_limit=group_limit
         )
 
-        async def offer(some: Some) -> None:
-            for each in some.numbers() if task.keep else ():
+        async def offer(batch: Batch) -> None:
+            for number in batch.numbers() if task.keep else ():
                 if task.keep == "first":
                     options: dict[str, Any] = {"unique_for": task.window, "on_duplicate": "ignore"}
                 else:
                     options = {"delay": task.window, "on_duplicate": "replace"}
-                await queue.offer(each, id=some.tenant, **options)
+                await queue.offer(number, id=batch.tenant, **options)
             if task.keep:
                 return
-            group = some.tenant if task.by_tenant else None
-            await queue.offer_many([delayq.Offer(each, group=group) for each in some.numbers()])
+            group = batch.tenant if task.by_tenant else None
+            await queue.offer_many(
+                [delayq.Offer(number, group=group) for number in batch.numbers()]
+            )
 
         yield offer
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from docket import ConcurrencyLimit, Cooldown, Debounce, Docket, RateLimit, Worker
 
-from benchmarks._peers.limits.adapter import Notes, Some, Task, main
+from benchmarks._peers.limits.adapter import Batch, Notes, Task, main
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -41,18 +41,18 @@ def task_for(task: Task, notes: Notes | None = None) -> Any:
 
 
 @asynccontextmanager
-async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Some], Any]]:
+async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Batch], Any]]:
     note = task_for(task)
     async with Docket(NAME, url) as docket:
         docket.register(note)
 
-        async def offer(some: Some) -> None:
+        async def offer(batch: Batch) -> None:
             if task.keep:
-                for number in some.numbers():
-                    await docket.add(note)(number=number, tenant=some.tenant)
+                for number in batch.numbers():
+                    await docket.add(note)(number=number, tenant=batch.tenant)
                 return
             await docket.add_many(
-                docket.call(note)(number=number, tenant=some.tenant) for number in some.numbers()
+                docket.call(note)(number=number, tenant=batch.tenant) for number in batch.numbers()
             )
 
         yield offer

@@ -75,5 +75,5 @@ def test_no_message_stays_behind(
             world.at(away, lambda: be_away(True))
             world.at(away + 1.0, lambda: be_away(False))
         world.run(LAST_S + 40)
-    assert server.left == 0
+    assert server.remaining == 0
     assert all(late >= 0 for client in made for late in client.late)
