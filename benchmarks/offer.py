@@ -37,6 +37,7 @@ from delayq._redisson import store as delayed_store
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable import scripts as reliable_scripts
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.settings import LAYOUT
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -127,6 +128,8 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
         reliable = ReliableKeys.of("bare reliable")
         sha = await redis.script_load(reliable_scripts.OFFER_NEW.text)
         keys = (*reliable.of_script(reliable_scripts.OFFER_NEW), reliable.call("bare"))
+        # The script refuses a queue whose number of partitions was never stored.
+        await redis.hset(reliable.settings, mapping={"layout": LAYOUT, "partitions": "1"})  # type: ignore[misc,unused-ignore]
 
     def call() -> Awaitable[Any]:
         nonlocal serial
@@ -135,7 +138,7 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
         if kind == "DelayedQueue":
             args: tuple[str | int, ...] = (1, delay_us, payload)
         else:
-            args = (serial, "0", f"{serial:012}", delay_us, "\n" + payload)
+            args = (serial, "1", f"{serial:012}", delay_us, "\n" + payload)
         return redis.evalsha(sha, len(keys), *keys, *args)  # type: ignore[return-value,unused-ignore]
 
     return call
