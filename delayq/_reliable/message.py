@@ -456,8 +456,8 @@ class Message(Generic[T]):
 
         The handler ends here, by :class:`Interrupted`, and its block, or the worker, gives the
         message back. When the handler comes here again, this returns at once. A sleep is known by
-        its order among those since the state that was saved last: so each run must come to the same
-        sleeps, as to the same steps. A message with a time to live may expire meanwhile.
+        its order among those since the state that was saved last: after another state, it is
+        another sleep. A message with a time to live may expire meanwhile.
 
         Args:
             seconds: Seconds or a timedelta.
