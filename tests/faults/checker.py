@@ -20,6 +20,8 @@ The rules:
 - *attempts*: the attempt numbers do not rise, or rise faster than leases can end.
 - *result*: a message was acknowledged, and its result is not there, or is that of no consumer which
   may have acknowledged it.
+- *checkpoint*: an attempt began with an older state than one that was saved before it, or called a
+  step again whose result was stored.
 - *left*: something is still on the server although it is no longer needed.
 """
 
@@ -92,6 +94,7 @@ def check(history: History, rules: Rules) -> list[Violation]:
         violations += _results(key, some, history.results)
         if rules.lease_us:
             violations += _attempts(key, some, offered, rules)
+            violations += _checkpoints(key, some)
             for end, violation in _after_ack(key, some, history.doubts):
                 (violations if end is End.ACKED else unattended).append(violation)
     # The log does not say which messages these were, so it may explain this many violations.
@@ -210,6 +213,16 @@ def _attempts(
         elif more > 1 and after.claimed_us < free_from + (more - 1) * rules.lease_us:
             words = f"came with attempt {after.attempt} too soon after {before.attempt}"
             yield Violation("attempts", key, words)
+
+
+def _checkpoints(key: int, some: Sequence[Delivered]) -> Iterator[Violation]:
+    saved = step = 0
+    for one in some:
+        if 0 <= one.loaded < saved:
+            yield Violation("checkpoint", key, f"began with {one.loaded} after {saved} was saved")
+        if step and one.step not in (0, step):
+            yield Violation("checkpoint", key, f"has called a step again that gave {step}")
+        saved, step = max(saved, one.saved), step or one.step
 
 
 def _stuck(history: History, by_key: ByKey, rules: Rules) -> Iterator[Violation]:

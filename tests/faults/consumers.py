@@ -52,6 +52,10 @@ class Habits:
     waits_for_its_ack: float = 0.05
     dawdles: float = 0.0002
     leaves: float = 0.001
+    resumes: float = 0.0
+    """How often it goes on from what earlier attempts have saved, and saves in turn."""
+    sleeps: float = 0.3
+    """How often one that has saved lets its message sleep on the server: a share of these."""
     pauses: float = 0.002
     """Only without leases: how often it spends some milliseconds on a message."""
 
@@ -168,6 +172,7 @@ class Consumer:
         if isinstance(message, delayq.Message):
             # Nothing is kept unless the storm has said so.
             message.keep_result(_result_of(message))
+            await self._resume(one, message)
         fate, habits, self._unsure = self._chance.random(), self.habits, False
         if fate < habits.fails:
             self._ends(one, End.NACKED)
@@ -193,6 +198,31 @@ class Consumer:
         if 0 <= fate - habits.waits_for_its_ack < habits.dawdles:
             await asyncio.sleep(self._chance.random() * 1.5 * LEASE)
         self._ends(one, End.UNKNOWN)
+
+    async def _resume(self, one: Delivered, message: delayq.Message[int]) -> None:
+        """Go on from what earlier attempts have saved, for some messages."""
+        # By its key, so that all attempts do it.
+        chance = random.Random(f"resume {one.key}").random()
+        if chance >= self.habits.resumes:
+            return
+
+        async def call() -> int:
+            return one.claimed_us
+
+        try:
+            one.loaded = await message.load(0)
+            one.step = await message.step("once", call)
+            if chance < self.habits.resumes * self.habits.sleeps:
+                self._ends(one, End.RETURNED)
+                await message.sleep(0.2)
+                one.end, one.ended_us = End.NONE, 0
+            # Not before it sleeps: after another state, it would sleep again.
+            await message.save(one.claimed_us)
+            one.saved = one.claimed_us
+        except (delayq.ServerError, delayq.Closed):
+            # It leaves the block, so that the message is retried.
+            self._ends(one, End.NACKED)
+            raise
 
     @contextmanager
     def _doubting(self, one: Delivered) -> Iterator[None]:
@@ -243,6 +273,7 @@ class WorkerConsumer(Consumer):
         self.witness.began(one)
         fate, habits = self._chance.random(), self.habits
         try:
+            await self._resume(one, message)
             if fate < habits.fails:
                 one.end = End.NACKED
                 raise Failed

@@ -87,6 +87,12 @@ class Delivered:
     end: End = End.NONE
     ended_us: int = 0
     """When the consumer finished with it, before it told the queue; 0 if that was not noted."""
+    loaded: int = -1
+    """The state that it began with; -1 if it did not ask."""
+    saved: int = 0
+    """The state that it has saved, as the server confirmed; 0 if it has not. The next is higher."""
+    step: int = 0
+    """The result of its step; 0 if there is none."""
 
 
 @dataclass(slots=True)
@@ -157,9 +163,10 @@ def read_notes(paths: Iterable[Path]) -> list[Delivered]:
     read: dict[tuple[str, int, int], Delivered] = {}
     for path in paths:
         for line in path.read_text("utf-8").split("\n")[:-1]:
-            key, seen, who, copy, due, claimed, ends, attempt, end, ended = line.split("\t")
-            read[who, int(key), int(claimed)] = Delivered(
-                *(int(key), int(seen), who, copy, int(due), int(claimed), int(ends)),
-                *(int(attempt), End(end), int(ended)),
+            key, seen, who, copy, *numbers, end, ended, loaded, saved, step = line.split("\t")
+            due, claimed, ends, attempt = map(int, numbers)
+            read[who, int(key), claimed] = Delivered(
+                *(int(key), int(seen), who, copy, due, claimed, ends, attempt),
+                *(End(end), int(ended), int(loaded), int(saved), int(step)),
             )
     return [*read.values()]

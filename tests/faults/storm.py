@@ -108,7 +108,7 @@ class Plan:
     """Milliseconds, while nothing is broken."""
     mbit: float | None = None
     """Megabits per second, while nothing is broken; None means no limit."""
-    habits: Habits = field(default_factory=Habits)
+    habits: Habits = field(default_factory=lambda: Habits(resumes=0.02))
     within: float = WITHIN
     """Seconds that a message may take once it is due and nothing holds it back, on short links."""
     drain_within: float = 45.0

@@ -37,6 +37,10 @@ BOTH_TWICE = [
 ]
 EXPIRED = {0: Offered(DUE, Told.OK, expires=True)}
 EARLY: dict[str, Any] = {"due_us": DUE + 2 * SECOND}
+CHECKPOINTS: list[list[dict[str, Any]]] = [
+    [{"saved": 2}, {"loaded": 1}],
+    [{"step": 2}, {"step": 1}],
+]
 SOUND = [
     story(came(0, 0.01)),
     story(told=Told.UNKNOWN),
@@ -52,6 +56,11 @@ SOUND = [
     story(came(0, 2, attempt=2)),
     story(came(0, 0), results={"m0": [0, 1]}),
     story(came(0, 0, End.UNATTENDED), results={"m0": KeyError}),
+    story(
+        came(0, 0, End.NACKED, loaded=0, saved=DUE, step=5),
+        came(0, 0.1, End.NACKED, attempt=2, saved=DUE + 1, step=5),
+        came(0, 0.2, attempt=3, loaded=DUE + 1),
+    ),
     # A short fault does not hide a longer one.
     story(came(0, 21), faults=[Fault("long", DUE, DUE + 20 * SECOND), AWAY]),
     History(EXPIRED),
@@ -83,6 +92,10 @@ PLANTED = {
         story(came(0, 7.1), faults=[AWAY]),
         # A later fault explains nothing.
         story(came(0, 5.1), faults=[Fault("later", DUE + 6 * SECOND, DUE + 7 * SECOND)]),
+    ],
+    "checkpoint": [
+        story(came(0, 0, End.NACKED, **before), came(0, 0.1, attempt=2, **after))
+        for before, after in CHECKPOINTS
     ],
     "held": [story(told=Told.HELD)],
     "expired": [History(EXPIRED, [came(0, 0.1)])],

@@ -128,6 +128,8 @@ plant_in(delayed_store.ACK, "a delivery's ack removes nothing", "deliveries", "a
 TWICE = "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count"
 BACK = ("return count", TWICE)
 plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain", "duplicate", BACK)
+STORES = ("redis.call('HSET', checkpoints, id, checkpoint)", "")
+plant_in(reliable_scripts.SAVE, "a save stores nothing", "reliable", "checkpoint", STORES)
 MORE = (("math.min(limit, capacity))", "math.min(limit, capacity + 3))"),)
 plant_in(reliable_scripts.CLAIM, "a claim exceeds the limit", "reliable", "too many", *MORE)
 FREED = ("      keep_slots(id, token, ends)\n", "")
@@ -152,6 +154,7 @@ plant_in(reliable_scripts.BURY, "a loss is forgotten", "continued", "missing", I
 
 STORMS: dict[str, dict[str, Any]] = {
     "leases are shorter than told": {"habits": Habits(fails=0.02, dawdles=0.02, leaves=0.01)},
+    "a save stores nothing": {"habits": Habits(fails=0.05, resumes=0.3)},
     "a result is lost": {"keeps": True, "habits": Habits(waits_for_its_ack=0.5)},
     "a claim exceeds the limit": {"groups": 3, "most": (9, 4), "habits": Habits(dawdles=0.005)},
     "a move leaves out what waits": {"partitions": 3, "only": ("repartition",), "faults": 2},
