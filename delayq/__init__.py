@@ -59,7 +59,7 @@ if typing.TYPE_CHECKING:
     from delayq._reliable.groups import Group, Groups
     from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message
-    from delayq._reliable.offers import Offer
+    from delayq._reliable.offer import Offer
     from delayq._reliable.outcomes import Attempt, MessageHistory
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.schedules import Schedule
@@ -162,7 +162,7 @@ _HOMES = {
     "Limit": "_reliable.limits",
     "Message": "_reliable.message",
     "MessageHistory": "_reliable.outcomes",
-    "Offer": "_reliable.offers",
+    "Offer": "_reliable.offer",
     "QueueDepth": "stats",
     "QueueSettings": "_reliable.settings",
     "QueueStats": "stats",

@@ -17,7 +17,7 @@ from delayq._redisson.records import due_us_of_stored, id_of_stored, score_of
 from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.listing import letters_page, live_page
-from delayq._reliable.offers import Offer
+from delayq._reliable.offer import Offer
 from delayq._reliable.outcomes import history_of
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes

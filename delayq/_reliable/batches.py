@@ -14,7 +14,7 @@ from delayq._durations import Duration, moment_us, seconds
 from delayq._redis.retry import retry_delay
 from delayq._reliable.bodies import with_batch
 from delayq._reliable.ids import follower_id, home_of, new_ids_in
-from delayq._reliable.offers import Offer
+from delayq._reliable.offer import Offer
 from delayq._reliable.outcomes import result_codec
 from delayq.codecs.protocol import decode
 from delayq.errors import (

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from delayq._reliable.batches import Batch
     from delayq._reliable.bodies import Body, OptionsMessage
     from delayq._reliable.message_context import MessageContext
-    from delayq._reliable.offers import Offer
+    from delayq._reliable.offer import Offer
     from delayq._reliable.replies import Claim, State
     from delayq.instrumentation import Observation
 

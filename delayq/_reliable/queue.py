@@ -18,7 +18,8 @@ from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
 from delayq._reliable.known_settings import Declaration
 from delayq._reliable.message import Message
-from delayq._reliable.offers import STORED, USUAL_PRIORITY, Offer, OfferEncoder, with_headers
+from delayq._reliable.offer import USUAL_PRIORITY, Offer
+from delayq._reliable.offers import STORED, OfferEncoder, with_headers
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.report_format import checked_span
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from delayq._reliable.batches import Batch
     from delayq._reliable.bodies import NewMessage
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.offers import OnDuplicate
+    from delayq._reliable.offer import OnDuplicate
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.relay_port import RelayPort
     from delayq._reliable.replies import State

@@ -13,7 +13,7 @@ from delayq._durations import Duration, moment_us
 from delayq._generics import T
 from delayq._logging import about
 from delayq._reliable.ids import OCCURRENCE_DIGITS, home_of
-from delayq._reliable.offers import Offer
+from delayq._reliable.offer import Offer
 from delayq._reliable.timing import UnreadableSchedule, parse_record, timing_of
 from delayq.errors import BadInput
 

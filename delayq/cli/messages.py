@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayq._reliable.offers import OnDuplicate
+from delayq._reliable.offer import OnDuplicate
 from delayq.admin.delayed import DelayedInspector
 from delayq.cli.lookup import no_message
 from delayq.cli.options import (

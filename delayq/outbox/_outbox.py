@@ -13,7 +13,7 @@ except ImportError as _error:
 
 from delayq._checks import check_max_payload
 from delayq._functions import spell_out
-from delayq._reliable.offers import MessageOptions, Offer
+from delayq._reliable.offer import MessageOptions, Offer
 from delayq._reliable.settings import DEFAULTS
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec

@@ -17,8 +17,8 @@ from delayq._reliable.dead_letters import DeadLetter
 from delayq._reliable.groups import Group
 from delayq._reliable.limits import Limit
 from delayq._reliable.message import Message
-from delayq._reliable.offers import Offer
-from delayq._reliable.offers import OnDuplicate
+from delayq._reliable.offer import Offer
+from delayq._reliable.offer import OnDuplicate
 from delayq._reliable.outcomes import MessageHistory
 from delayq._reliable.replies import State
 from delayq._reliable.schedules import Schedule

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from delayq._functions import Unset
     from delayq._reliable.batches import Batch
     from delayq._reliable.failures import Reject, RetryAfter, Snooze
-    from delayq._reliable.offers import Offer, OfferOptions
+    from delayq._reliable.offer import Offer, OfferOptions
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.settings import SettingsOptions
     from delayq.backoff import Backoff
@@ -107,7 +107,7 @@ class BoundTask(Generic[P]):
         Raises:
             BadInput: There is no such option.
         """
-        from delayq._reliable.offers import OfferOptions  # noqa: PLC0415 - registering a task needs less
+        from delayq._reliable.offer import OfferOptions  # noqa: PLC0415 - registering a task needs less
 
         names = OfferOptions.__annotations__
         if unknown := [name for name in options if name not in names]:
@@ -149,7 +149,7 @@ class BoundTask(Generic[P]):
             BadArguments: The function does not take these arguments.
             BadInput: ``durability`` is among the options: it is one of ``offer_many``.
         """
-        from delayq._reliable.offers import Offer  # noqa: PLC0415 - as above
+        from delayq._reliable.offer import Offer  # noqa: PLC0415 - as above
 
         if "durability" in self._options:
             raise BadInput("durability is not an option of a single call: pass it to offer_many()")
@@ -549,7 +549,7 @@ class Tasks:
         Returns:
             When the next call is due, by the server's clock (UTC).
         """
-        from delayq._reliable.offers import Offer  # noqa: PLC0415 - as above
+        from delayq._reliable.offer import Offer  # noqa: PLC0415 - as above
 
         if not isinstance(offer, Offer):
             raise BadInput("pass a call that is not offered yet: task.to_offer(...)")

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from typing import Self
 
-    from delayq._reliable.offers import OnDuplicate
+    from delayq._reliable.offer import OnDuplicate
     from tests.faults.replicated import Replicated
 
 WITHIN = 30.0

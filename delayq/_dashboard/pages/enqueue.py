@@ -14,7 +14,7 @@ from delayq._dashboard.rendering import pack_ref
 from delayq._dashboard.sources import ReliableSource
 from delayq._durations import estimated_delay, when_due
 from delayq._redisson.queue import MAX_PAYLOAD
-from delayq._reliable.offers import Offer
+from delayq._reliable.offer import Offer
 from delayq.codecs import JsonCodec
 from delayq.errors import BadInput, DuplicateMessage, EncodeError, PayloadTooLarge, QueueFull
 

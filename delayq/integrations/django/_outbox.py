@@ -14,7 +14,7 @@ from django.db.models import Min
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length
 
-from delayq._reliable.offers import Offer
+from delayq._reliable.offer import Offer
 from delayq._reliable.settings import DEFAULTS
 from delayq.codecs import JsonCodec
 from delayq.outbox._listening import LISTEN, listening

@@ -12,7 +12,7 @@ import pytest
 
 import delayq
 from delayq import BadArguments, BadInput, BadName, ConfigurationError, Tasks
-from delayq._reliable.offers import OfferOptions
+from delayq._reliable.offer import OfferOptions
 from delayq._reliable.settings import SettingsOptions
 from delayq.tasks import INJECTED
 from tests.support.cases import naming
