@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
 # Each message takes some time, so workers are killed while they hold many.
-BUSY = Habits(fails=0, releases=0, dawdles=0, pauses=1.0)
+BUSY = Habits(fails=0, releases=0, dawdles=0, pauses=1.0, resumes=0.1)
 CRASHES = ("consumer killed",) * 8 + ("server killed", AWAY_FOR_LONG)
 
 
