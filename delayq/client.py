@@ -23,7 +23,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue
-from delayq._reliable.settings import Settings, SettingsOptions, check_names
+from delayq._reliable.settings import HandleOptions, HandleSettings, check_names
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.errors import (
@@ -340,19 +340,19 @@ class Client:
 
     @overload
     def reliable_queue(
-        self, name: str, *, codec: None = None, **settings: Unpack[SettingsOptions]
+        self, name: str, *, codec: None = None, **settings: Unpack[HandleOptions]
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
-        self, name: str, *, codec: Codec[T], **settings: Unpack[SettingsOptions]
+        self, name: str, *, codec: Codec[T], **settings: Unpack[HandleOptions]
     ) -> ReliableQueue[T]: ...
-    @spell_out(SettingsOptions)
+    @spell_out(HandleOptions)
     def reliable_queue(
         self,
         name: str,
         *,
         codec: Codec[Any] | None = None,
-        **settings: Unpack[SettingsOptions],
+        **settings: Unpack[HandleOptions],
     ) -> ReliableQueue[Any]:
         """Open a queue.
 
@@ -412,7 +412,7 @@ class Client:
             Closed: The client is not open.
             ConfigurationError: The client was opened in another event loop.
         """
-        check_names("reliable_queue", settings, SettingsOptions)
+        check_names("reliable_queue", settings, HandleOptions)
         session = self.session
         session.check_loop()
         check_codec(codec)
@@ -420,7 +420,7 @@ class Client:
             name,
             partial(ReliableKeys.of, name, self.name_mapper),
             codec,
-            Settings(**settings),
+            HandleSettings(**settings),
             session,
         )
 

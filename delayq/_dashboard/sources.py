@@ -21,7 +21,7 @@ from delayq._reliable.offer import Offer
 from delayq._reliable.outcomes import history_of
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes
-from delayq._reliable.settings import Settings
+from delayq._reliable.settings import HandleSettings
 from delayq.admin.delayed import DelayedInspector
 from delayq.admin.reliable import ReliableInspector
 from delayq.admin.search import SearchPages
@@ -378,7 +378,7 @@ class ReliableSource(ReliableInspector):
             lambda number: ReliableKeys.of(self.name, partition=number),
             BytesCodec(),
             # A visitor does not wait for a slot.
-            Settings(when_full="raise"),
+            HandleSettings(when_full="raise"),
             self._session,
         )
         # The application may have this client, and open the queue with a codec of its own.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from delayq._engine.dispatcher import ClaimSource, Dispatcher
     from delayq._engine.stagger import TransferNotice
     from delayq._redis.scripts import Request
-    from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.settings import Policy
+    from delayq._reliable.settings_cache import SettingsCache
     from delayq._reliable.store import ReliableStore
 
 _log = logging.getLogger("delayq")
@@ -78,7 +78,7 @@ class Claims:
         index: int,
         services: EngineContext,
         dispatcher: Dispatcher[Claim],
-        settings: KnownSettings,
+        settings: SettingsCache,
         *,
         probe: Callable[[], None],
         on_dropped: Callable[[Sequence[bytes]], None],
@@ -332,7 +332,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         store: ReliableStore,
         services: EngineContext,
         counters: Counters,
-        settings: KnownSettings,
+        settings: SettingsCache,
     ) -> None:
         # A caller that is cancelled has handled the message all the same.
         super().__init__(store.keys.name, services, counters, uncancellable=True)

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from delayq._engine.caller_queue import Numbered
     from delayq._reliable.failures import Interrupted
-    from delayq._reliable.known_settings import Declaration
     from delayq._reliable.offers import OfferEncoder
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import StoredMessage
     from delayq._reliable.settings import Policy
+    from delayq._reliable.settings_cache import Declaration
     from delayq._reliable.store import ReliableStore
     from delayq.backoff import Backoff
     from delayq.codecs import Codec

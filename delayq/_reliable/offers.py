@@ -30,11 +30,11 @@ from delayq._reliable.bodies import (
 )
 from delayq._reliable.ids import checked_group, checked_new_id
 from delayq._reliable.keys import PRIORITIES
-from delayq._reliable.known_settings import MOST_TRIES
 from delayq._reliable.offer import MAX_FOLLOWERS, USUAL_PRIORITY, DefaultPriority, Offer
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.scripts import OFFER, OFFER_NEW
 from delayq._reliable.settings import check_limit
+from delayq._reliable.settings_cache import MOST_TRIES
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from delayq._redis.durability import Durability
     from delayq._redis.pipeline import WaitingServer
     from delayq._reliable.bodies import NewMessage
-    from delayq._reliable.known_settings import KnownSettings
+    from delayq._reliable.settings_cache import SettingsCache
     from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
     from delayq.errors import OutcomeUnknown
@@ -399,7 +399,7 @@ class PartitionOffers:
         self,
         index: int,
         store: ReliableStore,
-        settings: KnownSettings,
+        settings: SettingsCache,
         counters: Counters,
         services: EngineContext,
         *,

@@ -15,13 +15,13 @@ from delayq._engine.dispatcher import Dispatcher
 from delayq._logging import about
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.ids import PartitionRotation, home_of, partition_of
-from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.notifications import MessageNotifications
 from delayq._reliable.outcomes import Outcome
 from delayq._reliable.partition import Partition
 from delayq._reliable.reports import Reports
 from delayq._reliable.scripts import PAGE
 from delayq._reliable.settings import DEFAULTS
+from delayq._reliable.settings_cache import SettingsCache
 from delayq._reliable.store import ReliableStore
 from delayq.errors import Closed, DelayqError, ResultTimeout, ServerError, ServerUnavailable
 from delayq.stats import QueueDepth, QueueStats
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from delayq._redis.return_calls import ShutdownCalls
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.replies import Claim
-    from delayq._reliable.settings import Settings, StoredSettings
+    from delayq._reliable.settings import HandleSettings, StoredSettings
     from delayq.codecs import Codec
 
 _log = logging.getLogger("delayq")
@@ -60,12 +60,12 @@ class HandleDefaults:
         codec: The first codec that a handle on this client was given.
     """
 
-    settings: Settings
+    settings: HandleSettings
     codec: Codec[Any] | None = None
 
     def complete(
-        self, own_settings: Settings, codec: Codec[Any] | None
-    ) -> tuple[Settings, Codec[Any] | None]:
+        self, own_settings: HandleSettings, codec: Codec[Any] | None
+    ) -> tuple[HandleSettings, Codec[Any] | None]:
         """Return the settings and the codec of a handle. It inherits those that it was not given
         from earlier handles on this client, and later ones inherit its own.
         """
@@ -97,7 +97,7 @@ class OpenReliableQueue:
         self,
         name: str,
         keys_of: Callable[[int], ReliableKeys],
-        own_settings: Settings,
+        own_settings: HandleSettings,
         scheduler: Scheduler,
         services: EngineContext,
     ) -> None:
@@ -108,7 +108,7 @@ class OpenReliableQueue:
         store = ReliableStore(services.server, first)
         self.defaults: HandleDefaults = HandleDefaults(own_settings)
         self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.settings: KnownSettings = KnownSettings(
+        self.settings: SettingsCache = SettingsCache(
             name,
             lambda index: ReliableStore(services.server, keys_of(index)) if index else store,
             services.background,
@@ -469,7 +469,7 @@ class Probes:
         scheduler: Scheduler,
         services: EngineContext,
         dispatcher: Dispatcher[Claim],
-        settings: KnownSettings,
+        settings: SettingsCache,
     ) -> None:
         self._name = name
         self._scheduler = scheduler

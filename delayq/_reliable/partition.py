@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from delayq._redis.return_calls import ShutdownCalls
     from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.notifications import MessageNotifications
     from delayq._reliable.replies import Claim
     from delayq._reliable.reports import Reports
+    from delayq._reliable.settings_cache import SettingsCache
 
 # Announced on the channel of the settings by cancel.lua, like each new epoch by configure.lua.
 _CANCELLED = b"cancelled"
@@ -42,7 +42,7 @@ _FINISHED = b"finished"
 class PartitionOwner(Protocol):
     """The part of the open queue that its partitions use."""
 
-    settings: KnownSettings
+    settings: SettingsCache
     dispatcher: Dispatcher[Claim]
     notifications: MessageNotifications
     reports: Reports

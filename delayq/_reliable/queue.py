@@ -16,7 +16,6 @@ from delayq._reliable.consumer import Consumer, WorkerPort
 from delayq._reliable.dead_letters import DeadLetters
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
-from delayq._reliable.known_settings import Declaration
 from delayq._reliable.message import Message
 from delayq._reliable.offer import USUAL_PRIORITY, Offer
 from delayq._reliable.offers import STORED, OfferEncoder, with_headers
@@ -25,7 +24,8 @@ from delayq._reliable.outcomes import result_codec
 from delayq._reliable.report_format import checked_span
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import Sender
-from delayq._reliable.settings import RETRIES, QueueOptions, check_names, declare
+from delayq._reliable.settings import RETRIES, QueueOptions, check_names, setting_texts
+from delayq._reliable.settings_cache import Declaration
 from delayq._reliable.stored_messages import StoredMessages
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import decode
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.relay_port import RelayPort
     from delayq._reliable.replies import State
-    from delayq._reliable.settings import QueueSettings, Settings
+    from delayq._reliable.settings import HandleSettings, QueueSettings
     from delayq.codecs import Codec
     from delayq.stats import Activity, QueueDepth
 
@@ -68,7 +68,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         name: str,
         keys_of: Callable[[int], ReliableKeys],
         codec: Codec[T] | None,
-        own_settings: Settings,
+        own_settings: HandleSettings,
         session: Session,
     ) -> None:
         own_settings.check()
@@ -596,7 +596,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 is safe.
         """
         check_names("configure", changes, QueueOptions)
-        declared = declare(**changes)
+        declared = setting_texts(**changes)
         self._check_open()
         settings = await self._open.settings.configure(declared)
         self._declaration.give_way(declared)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from delayq._redis.durability import Durability
     from delayq._reliable.bodies import OptionsMessage
-    from delayq._reliable.known_settings import Declaration
     from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.settings_cache import Declaration
     from delayq._reliable.store import ReliableStore
 
 TOKEN_LENGTH = 12
@@ -63,8 +63,8 @@ class RelayPort:
             ConfigurationError: Another release has written the settings.
         """
         settings = self._queue.settings
-        if not self._declaration.is_made or not settings.stored.is_numbered:
-            await self._declaration.make(stores=True)
+        if not self._declaration.is_made or not settings.stored.has_partition_count:
+            await self._declaration.make(set_partition_count=True)
         return settings.stored.partitions
 
     async def store(

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delayq._engine.context import EngineContext
-    from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.replies import Claim
+    from delayq._reliable.settings_cache import SettingsCache
     from delayq._reliable.store import ReliableStore
     from delayq.stats import QueueStats
 
@@ -59,7 +59,7 @@ class Reports:
         self,
         store: ReliableStore,
         services: EngineContext,
-        settings: KnownSettings,
+        settings: SettingsCache,
         *,
         stats: Callable[[], QueueStats],
         oldest: Callable[[int], Sequence[Claim]],

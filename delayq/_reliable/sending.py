@@ -10,8 +10,8 @@ from delayq._engine.durability import Unconfirmed
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.ids import new_id, new_id_in
-from delayq._reliable.known_settings import MOST_TRIES, before_a_call
 from delayq._reliable.offers import ENDS_EARLY, STORED, OfferOutcome
+from delayq._reliable.settings_cache import MOST_TRIES, before_a_call
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from delayq._engine.batcher import Batcher
     from delayq._redis.durability import Durability
     from delayq._reliable.bodies import NewMessage
-    from delayq._reliable.known_settings import Declaration
     from delayq._reliable.offers import PartitionOffers
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
     from delayq._reliable.settings import StoredSettings
+    from delayq._reliable.settings_cache import Declaration
 
     # The outcome of each message is an OfferOutcome, possibly inside Unconfirmed.
     Commits = Batcher[NewMessage, Any]
@@ -101,7 +101,7 @@ class Sender:
             or durability is not None
         ):
             return None
-        if settings.is_whole:
+        if settings.has_one_partition:
             message_id, commits = new_id(), self._first_commits
         elif message.group is None and not message.homes:
             partition, message_id = self._queue.rotation.next()
@@ -164,9 +164,9 @@ class Sender:
         if settings.max_size or not all(message.id_generated for message in messages):
             await self._queue.flush()
         outcomes: list[Any] | None = None
-        if settings.is_whole:
+        if settings.has_one_partition:
             commits = await self._commits(self._queue.partitions[0].offers, durability)
-            if self._settings.stored.is_whole:
+            if self._settings.stored.has_one_partition:
                 messages = [
                     message if message.id else message.with_id(new_id()) for message in messages
                 ]
@@ -204,8 +204,8 @@ class Sender:
         """
         if durability is not None:
             durabilities.parse(durability)
-        if not self._declaration.is_made or not self._settings.stored.is_numbered:
-            await self._declaration.make(stores=True)
+        if not self._declaration.is_made or not self._settings.stored.has_partition_count:
+            await self._declaration.make(set_partition_count=True)
         return self._settings.stored
 
     async def _send_all(
@@ -346,7 +346,7 @@ class Sender:
         """
         queue = self._queue
         named = message.group is not None or message.homes
-        if named and not self._settings.stored.is_whole:
+        if named and not self._settings.stored.has_one_partition:
             home = self._home_of(message)
             if message.id_generated and (not message.id or queue.partition_of(message.id) != home):
                 name = new_id_in(home.index, self._settings.stored.partitions)

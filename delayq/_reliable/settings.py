@@ -5,7 +5,7 @@ stored if the server has none yet; otherwise the stored ones count, and a warnin
 difference. Of its own settings, a handle inherits those that it leaves out from the other handles
 of the queue on this client, or uses the default.
 
-Everything here decides without asking a server: :mod:`delayq._reliable.known_settings` does that.
+Everything here decides without asking a server: :mod:`delayq._reliable.settings_cache` does that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LAYOUT = "2"
 """The layout of the keys that this release knows, as in ``lua/reliable/include/settings.lua``."""
 UNDECLARED = "0"
 """The epoch of a queue of whose settings none was ever stored."""
-FIELDS = (
+HASH_FIELDS = (
     "layout",
     "epoch",
     "partitions",
@@ -61,8 +61,8 @@ FIELDS = (
 )
 """The fields of the hash on the server, in the order of ``lua/reliable/include/change.lua``."""
 
-Declared = Mapping[str, str]
-"""Settings of a queue that somebody has given, as the server stores them, by their names."""
+SettingTexts = Mapping[str, str]
+"""Settings of a queue by their names, each as the text that the server stores."""
 
 RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 """The default of ``backoff``."""
@@ -163,7 +163,7 @@ class ListenerOptions(QueueOptions, total=False):
     max_payload: int | None
 
 
-class SettingsOptions(ListenerOptions, total=False):
+class HandleOptions(ListenerOptions, total=False):
     """The settings that :meth:`delayq.Client.reliable_queue` takes."""
 
     durability: str | None
@@ -189,15 +189,15 @@ def _without_left_out(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Settings:
+class HandleSettings:
     """The settings that one handle was given, without those that were left out.
 
     Attributes:
         options: The settings by their names.
     """
 
-    def __init__(self, **options: Unpack[SettingsOptions]) -> None:
-        self.options: SettingsOptions = cast("SettingsOptions", _without_left_out(options))
+    def __init__(self, **options: Unpack[HandleOptions]) -> None:
+        self.options: HandleOptions = cast("HandleOptions", _without_left_out(options))
 
     def check(self) -> None:
         """Check every setting that was given.
@@ -231,12 +231,12 @@ class Settings:
         """
         return _stored_texts(self.options)
 
-    def inherit(self, other: Settings) -> Settings:
+    def inherit(self, other: HandleSettings) -> HandleSettings:
         """Return these settings, with the handle's own ones that were left out taken from
         ``other``.
         """
-        inherited = {name: value for name, value in other.options.items() if name not in _FIELDS}
-        return Settings(**cast("SettingsOptions", {**inherited, **self.options}))
+        inherited = {name: value for name, value in other.options.items() if name not in _FORMATS}
+        return HandleSettings(**cast("HandleOptions", {**inherited, **self.options}))
 
     def policy(self) -> Policy:
         """Return the settings that are sent with claims. Both must be given."""
@@ -244,7 +244,7 @@ class Settings:
         return Policy(lease_us, self.options["max_attempts"] or 0)
 
 
-DEFAULTS = Settings(
+DEFAULTS = HandleSettings(
     lease=30.0,
     max_attempts=10,
     backoff=RETRIES,
@@ -290,10 +290,10 @@ class StoredSettings:
         fields: Every field that is stored, as text.
         epoch: Changes whenever a setting does; ``0`` if none was ever stored.
         partitions: The number of partitions.
-        is_numbered: Whether this number is stored: then it stays.
+        has_partition_count: Whether this number is stored, and so stays. If not, it is 1.
         is_held: Whether nothing can be stored now, because the number is about to change.
         moving_to: To which number of partitions the queue is being moved, if it is.
-        is_whole: Whether there is only one partition.
+        has_one_partition: Whether there is only one partition.
         max_size: The number of live messages beyond which offers are refused; 0 for no limit.
         drops_letters: Whether dead letters are dropped at some age or number.
         keep_us: How long records of finished messages are kept, in microseconds; 0 for not at all.
@@ -303,9 +303,9 @@ class StoredSettings:
         "drops_letters",
         "epoch",
         "fields",
+        "has_one_partition",
+        "has_partition_count",
         "is_held",
-        "is_numbered",
-        "is_whole",
         "keep_us",
         "max_size",
         "moving_to",
@@ -316,12 +316,14 @@ class StoredSettings:
         self.fields: Mapping[str, str] = fields
         self.epoch: str = fields.get("epoch", UNDECLARED)
         number = _NUMBER.fullmatch(fields.get("partitions", ""))
-        self.is_numbered: bool = number is not None and int(number[1]) <= MOST_PARTITIONS
-        self.partitions: int = int(number[1]) if number is not None and self.is_numbered else 1
-        self.is_held: bool = self.is_numbered and fields["partitions"].endswith("?")
+        self.has_partition_count: bool = number is not None and int(number[1]) <= MOST_PARTITIONS
+        self.partitions: int = (
+            int(number[1]) if number is not None and self.has_partition_count else 1
+        )
+        self.is_held: bool = self.has_partition_count and fields["partitions"].endswith("?")
         moving = _NUMBER.match(fields.get("moving", ""))
         self.moving_to: int | None = int(moving[1]) if moving is not None else None
-        self.is_whole: bool = self.partitions == 1
+        self.has_one_partition: bool = self.partitions == 1
         self.max_size: int = max(_number(fields.get("max_size")), 0)
         limits = (_number(fields.get(name)) for name in ("keep_dead", "max_dead"))
         self.keep_us: int = max(_number(fields.get("keep")), 0)
@@ -329,15 +331,15 @@ class StoredSettings:
 
     @classmethod
     def of(cls, values: Iterable[bytes | None]) -> Self:
-        """Parse the values of :data:`FIELDS`."""
-        fields = zip(FIELDS, values, strict=True)
+        """Parse the values of :data:`HASH_FIELDS`."""
+        fields = zip(HASH_FIELDS, values, strict=True)
         return cls(
             {name: value.decode(errors="replace") for name, value in fields if value is not None}
         )
 
     def public(self) -> QueueSettings:
         """Return the settings as users see them."""
-        values = {name: field.read(self.fields.get(name)) for name, field in _FIELDS.items()}
+        values = {name: form.read(self.fields.get(name)) for name, form in _FORMATS.items()}
         return QueueSettings(**{**values, "partitions": self.partitions})
 
     def check_layout(self, queue: str) -> None:
@@ -367,11 +369,11 @@ class StoredSettings:
         declared = {name: text for name, text in self.fields.items() if name not in derived}
         return {**declared, "partitions": str(self.partitions)}
 
-    def missing(self, declared: Declared) -> dict[str, str]:
+    def missing(self, declared: SettingTexts) -> dict[str, str]:
         """Return those of the declared settings of which none is stored."""
         return {name: text for name, text in declared.items() if self._text(name) is None}
 
-    def differences(self, declared: Declared) -> list[Difference]:
+    def differences(self, declared: SettingTexts) -> list[Difference]:
         """Return those of the declared settings of which another value is stored."""
         return [
             Difference(name, stored, text)
@@ -381,17 +383,17 @@ class StoredSettings:
 
     def _text(self, name: str) -> str | None:
         if name == "partitions":
-            return str(self.partitions) if self.is_numbered else None
+            return str(self.partitions) if self.has_partition_count else None
         return self.fields.get(name)
 
-    def check_partitions(self, queue: str, declared: Declared) -> None:
+    def check_partitions(self, queue: str, declared: SettingTexts) -> None:
         """Check that a handle does not declare another number of partitions.
 
         Raises:
             ConfigurationError: It does.
         """
         number = declared.get("partitions")
-        if self.is_numbered and number not in (None, str(self.partitions)):
+        if self.has_partition_count and number not in (None, str(self.partitions)):
             raise ConfigurationError(
                 f"queue {queue!r} has {self.partitions} partitions on the server, and {number}"
                 f" here: leave partitions out, or run: {repartition(queue, declared)}"
@@ -436,12 +438,12 @@ class StoredSettings:
                 )
 
 
-def repartition(queue: str, changes: Declared) -> str:
+def repartition(queue: str, changes: SettingTexts) -> str:
     """Return the command that gives a queue another number of partitions."""
     return f"delayq repartition {shlex.quote(queue)} --to {changes['partitions']}"
 
 
-def declare(**options: Unpack[QueueOptions]) -> dict[str, str]:
+def setting_texts(**options: Unpack[QueueOptions]) -> dict[str, str]:
     """Return settings of a queue as the server stores them.
 
     Raises:
@@ -452,7 +454,7 @@ def declare(**options: Unpack[QueueOptions]) -> dict[str, str]:
 
 def _stored_texts(options: Mapping[str, Any]) -> dict[str, str]:
     return {
-        name: field.write(name, options[name]) for name, field in _FIELDS.items() if name in options
+        name: form.write(name, options[name]) for name, form in _FORMATS.items() if name in options
     }
 
 
@@ -474,21 +476,21 @@ def _number(text: object) -> int:
 
 def in_code(name: str, text: str) -> str:
     """Return a stored setting as a user would write it in code."""
-    if name not in _FIELDS:
+    if name not in _FORMATS:
         return text
-    value = _FIELDS[name].read(text)
+    value = _FORMATS[name].read(text)
     return f"{value:.15g}" if isinstance(value, float) else repr(value)
 
 
 def option_text(name: str, text: str) -> str:
     """Return a stored setting as the option of ``delayq configure`` takes it."""
-    value = _FIELDS[name].read(text)
+    value = _FORMATS[name].read(text)
     if name in ("limit", "group_limit"):
         return write_limit(value)
     return f"{value:.15g}" if isinstance(value, float) and value else str(value or "none")
 
 
-class _Field(NamedTuple):
+class _Format(NamedTuple):
     """How a setting of a queue is written to the server, and read from there.
 
     Attributes:
@@ -542,15 +544,15 @@ def _read_duration(text: str | None) -> float:
 
 
 # In the order of the attributes of QueueSettings.
-_FIELDS: Mapping[str, _Field] = {
-    "partitions": _Field(_write_partitions, partial(_read_count, default=1)),
-    "max_size": _Field(_write_count, _read_count),
-    "expired": _Field(_write_expired, lambda text: "dead" if text == "dead" else "drop"),
-    "dedup_window": _Field(_write_duration, _read_duration),
-    "keep_dead": _Field(_write_keep_dead, lambda text: _read_duration(text) or None),
-    "max_dead": _Field(_write_count, _read_count),
-    "keep": _Field(_write_duration, _read_duration),
-    "max_kept": _Field(_write_count, partial(_read_count, default=MOST_KEPT)),
-    "limit": _Field(_write_limit, parse_limit),
-    "group_limit": _Field(_write_limit, parse_limit),
+_FORMATS: Mapping[str, _Format] = {
+    "partitions": _Format(_write_partitions, partial(_read_count, default=1)),
+    "max_size": _Format(_write_count, _read_count),
+    "expired": _Format(_write_expired, lambda text: "dead" if text == "dead" else "drop"),
+    "dedup_window": _Format(_write_duration, _read_duration),
+    "keep_dead": _Format(_write_keep_dead, lambda text: _read_duration(text) or None),
+    "max_dead": _Format(_write_count, _read_count),
+    "keep": _Format(_write_duration, _read_duration),
+    "max_kept": _Format(_write_count, partial(_read_count, default=MOST_KEPT)),
+    "limit": _Format(_write_limit, parse_limit),
+    "group_limit": _Format(_write_limit, parse_limit),
 }

@@ -23,7 +23,7 @@ from delayq._reliable.replies import (
 from delayq._reliable.report_format import activity_of, worker_of
 from delayq._reliable.schedule_store import ScheduleStore
 from delayq._reliable.scripts import PAGE
-from delayq._reliable.settings import FIELDS, ChangeOutcome, StoredSettings
+from delayq._reliable.settings import HASH_FIELDS, ChangeOutcome, StoredSettings
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from delayq._durations import DueTime
     from delayq._reliable.report_format import Unit
-    from delayq._reliable.settings import Declared
+    from delayq._reliable.settings import SettingTexts
     from delayq.stats import Activity, WorkerInfo
 
 
@@ -42,10 +42,12 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
 
     async def settings(self) -> StoredSettings:
         """Return the settings that are stored here: those of the queue, or a partition's copy."""
-        return StoredSettings.of(await self.client.command("HMGET", self.keys.settings, *FIELDS))
+        return StoredSettings.of(
+            await self.client.command("HMGET", self.keys.settings, *HASH_FIELDS)
+        )
 
     async def configure(
-        self, mode: Literal["declare", "change"], changes: Declared, *, above: str = ""
+        self, mode: Literal["declare", "change"], changes: SettingTexts, *, above: str = ""
     ) -> tuple[ChangeOutcome, StoredSettings]:
         """Change settings of the queue, in its first partition.
 
@@ -61,7 +63,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         return _changed(await self.run(scripts.CONFIGURE, mode, above, *parts))
 
     async def renumber(
-        self, step: Literal["hold", "commit", "release"], token: str, changes: Declared
+        self, step: Literal["hold", "commit", "release"], token: str, changes: SettingTexts
     ) -> tuple[ChangeOutcome, StoredSettings]:
         """Give the queue another number of partitions, and other changes, in its first partition.
 

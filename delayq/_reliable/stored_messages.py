@@ -146,7 +146,7 @@ class StoredMessages(Generic[T]):
         """Stop all claims until :meth:`resume`."""
         queue = await self._consumer.declare()
         # Partitions that a queue is given later would not be paused.
-        await queue.settings.learn({}, stores=True)
+        await queue.settings.learn({}, set_partition_count=True)
         (await queue.settings.read()).check_not_moving(queue.name)
         await queue.for_each_partition(lambda partition: partition.store.pause())
 

@@ -16,11 +16,11 @@ from delayq._reliable.dead_letters import half_way
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id, home_of, partition_of
 from delayq._reliable.keys import ReliableKeys, check_partitions
-from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.listing import live_page
 from delayq._reliable.mover import Mover
 from delayq._reliable.schedules import to_schedule
 from delayq._reliable.settings import Difference
+from delayq._reliable.settings_cache import SettingsCache
 from delayq._reliable.store import ReliableStore
 from delayq._reliable.timing import UnreadableSchedule, parse_record
 from delayq.admin.search import SearchPages
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.report_format import Unit
     from delayq._reliable.schedules import Schedule
-    from delayq._reliable.settings import Declared, QueueSettings, StoredSettings
+    from delayq._reliable.settings import QueueSettings, SettingTexts, StoredSettings
     from delayq.client import Client
     from delayq.stats import Activity, WorkerInfo
 
@@ -308,7 +308,7 @@ class ReliableInspector:
 
     async def _change_each(self, change: Callable[[ReliableStore], Awaitable[object]]) -> None:
         # A queue without a number of partitions gets one, so that no later partition is missed.
-        await self._known_settings().learn({}, stores=True)
+        await self._settings_cache().learn({}, set_partition_count=True)
         await self.all_stores()
         await self.call_each(change)
 
@@ -323,7 +323,7 @@ class ReliableInspector:
 
     async def _set_group(self, group: str, change: str, limit: str) -> bool:
         """Change a group where it lies."""
-        return await self._known_settings().write(
+        return await self._settings_cache().write(
             partial(home_of, group),
             lambda number, count: self.store(number).set_group(count, group, change, limit),
         )
@@ -388,9 +388,9 @@ class ReliableInspector:
             return await self.stores[0].settings()
         return None
 
-    async def configure(self, changes: Declared) -> None:
+    async def configure(self, changes: SettingTexts) -> None:
         """Change settings. Raises as :meth:`delayq.ReliableQueue.configure`."""
-        await self._known_settings().configure(changes)
+        await self._settings_cache().configure(changes)
 
     async def differences(self) -> list[tuple[Difference, list[WorkerInfo]]]:
         """Return the settings of which processes declare another value than the server has, each
@@ -403,7 +403,7 @@ class ReliableInspector:
                 declarers.setdefault(difference, []).append(worker)
         return [*declarers.items()]
 
-    async def undeclared(self, declared: Declared) -> list[Difference]:
+    async def undeclared(self, declared: SettingTexts) -> list[Difference]:
         """Return those of the declared settings that the server does not have: its value is empty
         if it has none.
         """
@@ -415,8 +415,8 @@ class ReliableInspector:
             *stored.differences(declared),
         ]
 
-    def _known_settings(self) -> KnownSettings:
-        return KnownSettings(self.name, self.store, self._session.background, lambda _: None)
+    def _settings_cache(self) -> SettingsCache:
+        return SettingsCache(self.name, self.store, self._session.background, lambda _: None)
 
 
 def _parse_schedule(raw: bytes, record: bytes, shift_us: int) -> ListedSchedule:

@@ -22,9 +22,9 @@ from delayq._reliable.offer import OnDuplicate
 from delayq._reliable.outcomes import MessageHistory
 from delayq._reliable.replies import State
 from delayq._reliable.schedules import Schedule
+from delayq._reliable.settings import HandleOptions
 from delayq._reliable.settings import QueueOptions
 from delayq._reliable.settings import QueueSettings
-from delayq._reliable.settings import SettingsOptions
 from delayq.codecs import Codec
 from delayq.errors import ServerError
 from delayq.instrumentation import Observer
@@ -94,7 +94,7 @@ class Client:
         name: str,
         *,
         codec: None = None,
-        **settings: Unpack[SettingsOptions],
+        **settings: Unpack[HandleOptions],
     ) -> ReliableQueue[Any]:
         """Declare a queue, which the next call opens."""
     @overload
@@ -103,7 +103,7 @@ class Client:
         name: str,
         *,
         codec: Codec[T],
-        **settings: Unpack[SettingsOptions],
+        **settings: Unpack[HandleOptions],
     ) -> ReliableQueue[T]:
         ...
     def run(

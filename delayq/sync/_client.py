@@ -11,7 +11,7 @@ from delayq._engine import durability as durabilities
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.queue import MAX_PAYLOAD
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.settings import Settings, SettingsOptions, check_names
+from delayq._reliable.settings import HandleOptions, HandleSettings, check_names
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.sync._bridge import SyncBridge, forwards, signed_as
@@ -148,7 +148,7 @@ class Client:
         name: str,
         *,
         codec: Codec[Any] | None = None,
-        **settings: Unpack[SettingsOptions],
+        **settings: Unpack[HandleOptions],
     ) -> ReliableQueue[Any]:
         """Declare a queue, which the next call opens.
 
@@ -162,8 +162,8 @@ class Client:
             Closed: The client is closed.
         """
         self._bridge.check_open()
-        check_names("reliable_queue", settings, SettingsOptions)
-        Settings(**settings).check()
+        check_names("reliable_queue", settings, HandleOptions)
+        HandleSettings(**settings).check()
         check_codec(codec)
         ReliableKeys.of(name, self._name_mapper)
 

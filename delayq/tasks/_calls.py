@@ -20,7 +20,7 @@ from delayq.errors import BadArguments, ConfigurationError, DecodeError, EncodeE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from delayq._reliable.settings import SettingsOptions
+    from delayq._reliable.settings import HandleOptions
     from delayq.codecs._type_codecs import TypeCodec
     from delayq.codecs.protocol import Codec
 
@@ -31,7 +31,7 @@ class CallHome(Protocol):
     """The tasks of a queue, as far as a call has to know them."""
 
     name: str
-    settings: SettingsOptions
+    settings: HandleOptions
 
     @property
     def codec(self) -> Codec[Any]: ...

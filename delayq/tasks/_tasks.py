@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from delayq._reliable.failures import Reject, RetryAfter, Snooze
     from delayq._reliable.offer import Offer, OfferOptions
     from delayq._reliable.queue import ReliableQueue
-    from delayq._reliable.settings import SettingsOptions
+    from delayq._reliable.settings import HandleOptions
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.tasks._bindings import AnyClient, Binding
@@ -328,7 +328,7 @@ class Tasks:
         codec: Encodes and decodes their calls.
     """
 
-    def __init__(self, queue: str, **settings: Unpack[SettingsOptions]) -> None:
+    def __init__(self, queue: str, **settings: Unpack[HandleOptions]) -> None:
         """Create tasks. This needs no client.
 
         Args:
@@ -345,10 +345,10 @@ class Tasks:
         if settings:
             from delayq._reliable import settings as reliable  # noqa: PLC0415 - needed for any
 
-            reliable.check_names("Tasks", settings, reliable.SettingsOptions)
-            reliable.Settings(**settings).check()
+            reliable.check_names("Tasks", settings, reliable.HandleOptions)
+            reliable.HandleSettings(**settings).check()
         self.name: str = queue
-        self.settings: SettingsOptions = settings
+        self.settings: HandleOptions = settings
         # Each task has its own retries, and other handles must not inherit them.
         self.queue_settings: dict[str, Any] = {
             name: value

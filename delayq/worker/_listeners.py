@@ -28,7 +28,7 @@ from delayq.worker._injection import HandlerPlan, plan_handler
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from delayq._reliable.settings import Settings
+    from delayq._reliable.settings import HandleSettings
     from delayq.codecs import Codec
 
 # How long a batch waits for more messages, in seconds, unless the listener says otherwise.
@@ -59,7 +59,7 @@ class ListenerSettings:
 
     queue: str
     codec: Codec[Any] | None
-    settings: Settings
+    settings: HandleSettings
     concurrency: int
     timeout: float | None
     on_error: OnError
@@ -108,7 +108,7 @@ def check_settings(
     queue: Any,
     *,
     codec: Codec[Any] | None,
-    settings: Settings,
+    settings: HandleSettings,
     concurrency: int,
     timeout: Duration | None,
     on_error: OnError | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._functions import is_async, is_kind, name_of, show
 from delayq._reliable.message import Message
-from delayq._reliable.settings import Settings
+from delayq._reliable.settings import HandleSettings
 from delayq.codecs import JsonCodec
 from delayq.errors import ConfigurationError
 from delayq.tasks._calls import Call
@@ -96,7 +96,7 @@ class IncludedTasks:
 
     def unreadable(self) -> Listener:
         """Return the listener for messages that cannot be read, whose handler is never called."""
-        settings = ListenerSettings(self.queue, None, Settings(), 1, None, {})
+        settings = ListenerSettings(self.queue, None, HandleSettings(), 1, None, {})
         return Listener(settings, _call_task, HandlerPlan(Call, False, (), True), JsonCodec())
 
     def listeners(self, injectable: Collection[Any]) -> dict[str, Listener]:
@@ -112,7 +112,7 @@ class IncludedTasks:
         arguments, options = task.arguments, task.task_options
         arguments.check()
         settings = ListenerSettings(
-            self.queue, None, Settings(), 1, options.timeout, check_on_error(options.on_error)
+            self.queue, None, HandleSettings(), 1, options.timeout, check_on_error(options.on_error)
         )
         injected = plan_injected(task.function, arguments.injected, injectable)
         plan = HandlerPlan(Call, False, injected, is_kind(iscoroutinefunction, task.function))
@@ -153,11 +153,11 @@ class Registry:
         """The types that parameters may have."""
         return {*self.built_in, *self.dependencies}
 
-    def settings(self) -> dict[str, Settings]:
+    def settings(self) -> dict[str, HandleSettings]:
         """Return the settings that are given for each queue."""
         settings = {name: listener.settings.settings for name, listener in self.listeners.items()}
         for name, included in self.included.items():
-            settings[name] = Settings(**included.settings())
+            settings[name] = HandleSettings(**included.settings())
         return settings
 
     def declared_settings(self) -> dict[str, dict[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from delayq._durations import Duration, seconds
 from delayq._functions import name_of, spell_out
-from delayq._reliable.settings import ListenerOptions, Settings, check_names
+from delayq._reliable.settings import HandleSettings, ListenerOptions, check_names
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
 from delayq.worker._listeners import check_count, check_settings
@@ -190,7 +190,7 @@ class Worker:
         listener_settings = check_settings(
             queue,
             codec=codec,
-            settings=Settings(**settings),
+            settings=HandleSettings(**settings),
             concurrency=(
                 (self._concurrency if batch is None else 1) if concurrency is None else concurrency
             ),

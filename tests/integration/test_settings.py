@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 import delayq
 from delayq import ConfigurationError, Offer, QueueSettings
-from delayq._reliable import known_settings
+from delayq._reliable import settings_cache
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.scripts import CLAIM, OFFER, OFFER_NEW, SCHEDULE, SET_GROUP
 from delayq._reliable.settings import LAYOUT
@@ -58,7 +58,7 @@ async def offer(raw: Any, script: Script, number: int, *message: str | bytes | i
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no test before have warned of a difference."""
-    monkeypatch.setattr(known_settings, "_WARNED", set())
+    monkeypatch.setattr(settings_cache, "_WARNED", set())
 
 
 class TestDeclaring:
@@ -116,7 +116,7 @@ class TestDeclaring:
         @asynccontextmanager
         async def process(settings: dict[str, Any], *commands: str) -> AsyncIterator[None]:
             """Run a worker and a producer that declare these, in what counts as a new process."""
-            known_settings._WARNED.clear()
+            settings_cache._WARNED.clear()
             caplog.clear()
             worker = delayq.Worker(server.url)
             worker.listener("jobs", **settings)(handled.append)

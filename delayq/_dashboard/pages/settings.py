@@ -11,7 +11,7 @@ from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import UNITS, in_units, redirect
 from delayq._reliable.keys import MOST_PARTITIONS
 from delayq._reliable.limits import write_limit
-from delayq._reliable.settings import declare
+from delayq._reliable.settings import setting_texts
 from delayq.admin.wording import read_limit
 from delayq.errors import BadInput, ConfigurationError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
     from delayq._dashboard.sources import ReliableSource
-    from delayq._reliable.settings import Declared
+    from delayq._reliable.settings import SettingTexts
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
@@ -83,7 +83,7 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
     return redirect("settings", source, done="unsure" if changes else "unchanged")
 
 
-def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
+def _changes(form: Form) -> tuple[SettingTexts, dict[str, str]]:
     """Return the settings in a form that differ from those that it showed, and what is wrong with
     those that are invalid, by their fields.
 
@@ -94,7 +94,7 @@ def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
     for name, (fields, read) in _FIELDS.items():
         if form.has_changed(*fields):
             try:
-                changes |= declare(**{name: read(form)})
+                changes |= setting_texts(**{name: read(form)})
             except HTTPException as error:
                 wrong[name] = error.detail
             except BadInput as error:

@@ -26,7 +26,7 @@ from delayq import sync
 from delayq._checks import check_flag
 from delayq._durations import seconds
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.settings import Settings, SettingsOptions
+from delayq._reliable.settings import HandleOptions, HandleSettings
 from delayq.client import URL_VARIABLE, connect
 from delayq.errors import BadInput, BadName, ConfigurationError
 from delayq.integrations.django import _outbox as outbox
@@ -58,7 +58,7 @@ _HINT = "An address is, for example, redis://127.0.0.1:6379/0"
 # The priority of a message whose task has none.
 _USUAL = 4
 
-_SETTINGS = frozenset(SettingsOptions.__annotations__)
+_SETTINGS = frozenset(HandleOptions.__annotations__)
 _OPTIONS = _SETTINGS | {"url", "prefix", "timeout", "OUTBOX"}
 
 
@@ -99,7 +99,7 @@ class Options:
         if timeout is not None and not seconds(timeout, "timeout"):
             raise BadInput("timeout must be more than 0")
         settings = {name: value for name, value in options.items() if name in _SETTINGS}
-        Settings(**settings).check()
+        HandleSettings(**settings).check()
         outbox = options.get("OUTBOX", False)
         check_flag(outbox, "OUTBOX")
         return cls(url or None, prefix, timeout, settings, outbox)

@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 import delayq
 from delayq._reliable.settings import (
     DEFAULTS,
-    FIELDS,
+    HASH_FIELDS,
     LAYOUT,
     UNDECLARED,
+    HandleSettings,
     Policy,
-    Settings,
     StoredSettings,
-    declare,
+    setting_texts,
 )
 
 
 def test_settings_of_a_handle_are_declared_as_the_server_stores_them() -> None:
-    Settings().check()
-    assert Settings().declared() == {}
+    HandleSettings().check()
+    assert HandleSettings().declared() == {}
     periods = dict.fromkeys(("dedup_window", "keep", "keep_dead"), timedelta(minutes=1))
     numbers = {"partitions": 8, "max_size": 1000, "max_kept": 9, "max_dead": 10}
-    settings = Settings(expired="dead", **periods, **numbers)  # type: ignore[arg-type]
+    settings = HandleSettings(expired="dead", **periods, **numbers)  # type: ignore[arg-type]
     assert settings.declared() == {
         "expired": "dead",
         **dict.fromkeys(periods, "60000000"),
@@ -37,16 +37,16 @@ def test_settings_of_a_handle_are_declared_as_the_server_stores_them() -> None:
 
 
 def test_a_limit_of_none_overrides_the_inherited_one() -> None:
-    assert Settings(max_size=None).declared() == {"max_size": "0"}
-    assert Settings(max_attempts=None, lease=None).options == {"max_attempts": None}
-    limits = Settings(keep_dead=None, max_dead=None).declared()
+    assert HandleSettings(max_size=None).declared() == {"max_size": "0"}
+    assert HandleSettings(max_attempts=None, lease=None).options == {"max_attempts": None}
+    limits = HandleSettings(keep_dead=None, max_dead=None).declared()
     assert limits == {"keep_dead": "0", "max_dead": "0"}
-    assert Settings(max_attempts=None).inherit(DEFAULTS).policy() == Policy(30_000_000, 0)
+    assert HandleSettings(max_attempts=None).inherit(DEFAULTS).policy() == Policy(30_000_000, 0)
 
 
 def test_a_handle_inherits_what_it_leaves_out_and_of_its_own_settings_only() -> None:
-    other = Settings(lease=60, max_attempts=3, max_size=5, dedup_window=1)
-    settings = Settings(lease=5).inherit(other).inherit(DEFAULTS)
+    other = HandleSettings(lease=60, max_attempts=3, max_size=5, dedup_window=1)
+    settings = HandleSettings(lease=5).inherit(other).inherit(DEFAULTS)
     assert settings.options == {**DEFAULTS.options, "lease": 5, "max_attempts": 3}
     assert settings.declared() == {}
     assert settings.policy() == Policy(5_000_000, 3)
@@ -54,11 +54,11 @@ def test_a_handle_inherits_what_it_leaves_out_and_of_its_own_settings_only() -> 
 
 def test_stored_settings_are_read_and_what_is_not_stored_is_the_default() -> None:
     stored = StoredSettings({})
-    assert (stored.is_numbered, stored.epoch) == (False, UNDECLARED)
+    assert (stored.has_partition_count, stored.epoch) == (False, UNDECLARED)
     assert stored.public() == delayq.QueueSettings(1, None, "drop", 0.0)
     values = (b"1", b"17", b"16?", b"me 5", None, b"1000", b"dead", b"1500000", b"2500000", b"9")
     stored = StoredSettings.of((*values, b"3500000", b"8", b"c5", b"r9p500000o"))
-    assert (stored.is_numbered, stored.is_held) == (True, True)
+    assert (stored.has_partition_count, stored.is_held) == (True, True)
     assert (stored.epoch, stored.partitions) == ("17", 16)
     assert stored.public() == delayq.QueueSettings(
         *(16, 1000, "dead", 1.5, 2.5, 9, 3.5, 8),
@@ -67,14 +67,18 @@ def test_stored_settings_are_read_and_what_is_not_stored_is_the_default() -> Non
     )
 
 
-@given(st.lists(st.none() | st.binary(max_size=12), min_size=len(FIELDS), max_size=len(FIELDS)))
+@given(
+    st.lists(
+        st.none() | st.binary(max_size=12), min_size=len(HASH_FIELDS), max_size=len(HASH_FIELDS)
+    )
+)
 def test_settings_that_other_programs_wrote_are_read_within_bounds(
     values: list[bytes | None],
 ) -> None:
     stored = StoredSettings.of(values)
     public = stored.public()
     assert 1 <= public.partitions <= 1024
-    assert stored.is_numbered or stored.partitions == 1
+    assert stored.has_partition_count or stored.partitions == 1
     assert public.max_size is None or public.max_size > 0
     assert public.dedup_window >= 0
     assert public.keep_dead is None or public.keep_dead > 0
@@ -85,32 +89,49 @@ def test_settings_that_other_programs_wrote_are_read_within_bounds(
 
 def test_a_difference_tells_both_values_and_the_command_that_ends_it() -> None:
     values = (b"1", b"1", b"4", b"", None, b"0", b"drop", b"1500000", b"0", b"7", b"60000000", b"5")
-    stored = StoredSettings.of((*values, *(None,) * (len(FIELDS) - len(values))))
+    stored = StoredSettings.of((*values, *(None,) * (len(HASH_FIELDS) - len(values))))
     limit = delayq.Limit(5, 100, 600)
-    assert stored.differences(declare(max_size=None, limit=limit, expired="drop")) == []
+    assert stored.differences(setting_texts(max_size=None, limit=limit, expired="drop")) == []
     for declared, text, option in (
-        (declare(max_size=5), "max_size is None on the server, and 5 in the code", "max-size 5"),
-        (declare(max_dead=None), "max_dead is 7 on the server, and None in", "max-dead none"),
-        (declare(expired="dead"), "expired is 'drop' on the server, and 'dead'", "expired dead"),
-        (declare(dedup_window=0), "dedup_window is 1.5 on the server, and 0", "dedup-window none"),
-        (declare(keep=604800.25), "keep is 60 on the server, and 604800.25", "keep 604800.25"),
         (
-            declare(keep_dead=timedelta(days=1)),
+            setting_texts(max_size=5),
+            "max_size is None on the server, and 5 in the code",
+            "max-size 5",
+        ),
+        (setting_texts(max_dead=None), "max_dead is 7 on the server, and None in", "max-dead none"),
+        (
+            setting_texts(expired="dead"),
+            "expired is 'drop' on the server, and 'dead'",
+            "expired dead",
+        ),
+        (
+            setting_texts(dedup_window=0),
+            "dedup_window is 1.5 on the server, and 0",
+            "dedup-window none",
+        ),
+        (
+            setting_texts(keep=604800.25),
+            "keep is 60 on the server, and 604800.25",
+            "keep 604800.25",
+        ),
+        (
+            setting_texts(keep_dead=timedelta(days=1)),
             "is None on the server, and 86400",
             "keep-dead 86400",
         ),
-        (declare(max_kept=9), "max_kept is 5 on the server, and 9", "max-kept 9"),
+        (setting_texts(max_kept=9), "max_kept is 5 on the server, and 9", "max-kept 9"),
     ):
         (difference,) = stored.differences(declared)
         assert text in difference.text
         assert difference.command("my jobs") == f"delayq configure 'my jobs' --{option}"
-    (difference,) = StoredSettings({"limit": "c2"}).differences(declare(limit=limit))
+    (difference,) = StoredSettings({"limit": "c2"}).differences(setting_texts(limit=limit))
     assert difference.command("jobs") == "delayq configure jobs --limit 5,100/600s"
     assert (
-        stored.differences(declare(partitions=8))[0].command("a") == "delayq repartition a --to 8"
+        stored.differences(setting_texts(partitions=8))[0].command("a")
+        == "delayq repartition a --to 8"
     )
     with pytest.raises(delayq.ConfigurationError, match="delayq repartition 'my jobs' --to 8"):
-        stored.check_partitions("my jobs", declare(partitions=8))
+        stored.check_partitions("my jobs", setting_texts(partitions=8))
 
 
 def test_the_scripts_know_the_same_layout_and_fields() -> None:
@@ -119,4 +140,4 @@ def test_the_scripts_know_the_same_layout_and_fields() -> None:
     change = (include / "change.lua").read_text("utf-8")
     fields = re.search(r"local FIELDS = \{(.*?)\}", change, re.DOTALL)
     assert fields is not None
-    assert tuple(re.findall(r"'(\w+)'", fields[1])) == FIELDS
+    assert tuple(re.findall(r"'(\w+)'", fields[1])) == HASH_FIELDS

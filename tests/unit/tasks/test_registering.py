@@ -13,7 +13,7 @@ import pytest
 import delayq
 from delayq import BadArguments, BadInput, BadName, ConfigurationError, Tasks
 from delayq._reliable.offer import OfferOptions
-from delayq._reliable.settings import SettingsOptions
+from delayq._reliable.settings import HandleOptions
 from delayq.tasks import INJECTED
 from tests.support.cases import naming
 
@@ -105,7 +105,7 @@ def test_settings_and_options_are_checked_at_once(tasks: Tasks) -> None:
 
 def test_options_of_queues_and_offers_are_typed_for_tasks_too() -> None:
     queue = inspect.signature(delayq.Client.reliable_queue).parameters
-    assert [*SettingsOptions.__annotations__] == [*queue][3:]
+    assert [*HandleOptions.__annotations__] == [*queue][3:]
     offer = inspect.signature(delayq.ReliableQueue.offer).parameters
     assert [*OfferOptions.__annotations__] == [*offer][2:]
 

@@ -1,4 +1,5 @@
-"""Keeps a queue's settings as one client knows them, changes them, and learns of changes.
+"""A client's copy of a queue's settings: it reads them, declares and changes them, and is notified
+of changes.
 
 The settings are in a hash on the queue's server, in partition 0, where each change is one script.
 The other partitions have copies, because a script reads only the keys of its own slot. Each change
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     from delayq._background import Background
     from delayq._engine.context import EngineContext
-    from delayq._reliable.settings import Declared, Difference
+    from delayq._reliable.settings import Difference, SettingTexts
     from delayq._reliable.store import ReliableStore
 
 R = TypeVar("R")
@@ -63,8 +64,8 @@ _WARNED: set[tuple[str, str]] = set()
 _PAUSE = 0.05
 
 
-class KnownSettings:
-    """The settings of one queue, as far as this client knows them.
+class SettingsCache:
+    """The settings of one queue as this client last read them, and the calls that change them.
 
     Attributes:
         name: The queue's name.
@@ -107,13 +108,13 @@ class KnownSettings:
         """Whether the settings were read."""
         return self._newest > 0
 
-    async def learn(self, declared: Declared, *, stores: bool = False) -> None:
+    async def learn(self, declared: SettingTexts, *, set_partition_count: bool = False) -> None:
         """Read the settings, unless they are known, and declare those that a handle has given.
 
         Args:
             declared: The settings that the handle has given.
-            stores: Whether the handle is about to store something: then a queue without a number
-                of partitions gets one.
+            set_partition_count: Whether a queue without a number of partitions gets one, because
+                the handle is about to store something.
 
         Raises:
             ConfigurationError: The queue has another number of partitions; or another release has
@@ -122,18 +123,22 @@ class KnownSettings:
         """
         if (
             not self.is_known
-            or (stores and not self.stored.is_numbered)
+            or (set_partition_count and not self.stored.has_partition_count)
             or self.stored.missing(declared)
             or self._unknown_differences(declared)
         ):
             with before_a_call():
-                number = {"partitions": self._declared.get("partitions", "1")} if stores else {}
+                number = (
+                    {"partitions": self._declared.get("partitions", "1")}
+                    if set_partition_count
+                    else {}
+                )
                 stored = await self.read({**number, **declared})
                 stored.check_partitions(self.name, declared)
         self._declared = {**declared, **self._declared}
         self._warn(declared)
 
-    async def read(self, declarations: Declared | None = None) -> StoredSettings:
+    async def read(self, declarations: SettingTexts | None = None) -> StoredSettings:
         """Read the settings from the server, and declare ``declarations`` where it has none.
 
         Raises as :meth:`learn`.
@@ -146,9 +151,9 @@ class KnownSettings:
             stored_fields = self.stored.fields
             declared = {**(declarations or {}), **self._declared}
             declared = {name: stored_fields.get(name, text) for name, text in declared.items()}
-            if self.stored.is_numbered:
+            if self.stored.has_partition_count:
                 declared = {**declared, "partitions": str(self.stored.partitions)}
-            elif not stored.is_numbered:
+            elif not stored.has_partition_count:
                 declared = {**declared, **await self._copied()}
             # The server may have lost its data.
             if missing := stored.missing(declared):
@@ -156,7 +161,7 @@ class KnownSettings:
             self._adopt(stored, number)
             return stored
 
-    async def _copied(self) -> Declared:
+    async def _copied(self) -> SettingTexts:
         """Return the settings of which the second partition has a copy, although the first has
         none: its server has lost or evicted them.
         """
@@ -164,7 +169,7 @@ class KnownSettings:
         with suppress(DelayqError):
             copy = await self.store_of(1).settings()
             copy.check_layout(self.name)
-            if copy.is_numbered:
+            if copy.has_partition_count:
                 _log.warning(
                     "queue %r: the server has lost its settings: those hold of which a partition"
                     " has a copy",
@@ -174,7 +179,7 @@ class KnownSettings:
                 return copy.to_declare()
         return {}
 
-    async def configure(self, changes: Declared) -> StoredSettings:
+    async def configure(self, changes: SettingTexts) -> StoredSettings:
         """Change settings, and return all of them.
 
         Raises:
@@ -218,7 +223,7 @@ class KnownSettings:
 
         async def call_its_partition() -> R:
             nonlocal partition
-            await self.learn({}, stores=True)
+            await self.learn({}, set_partition_count=True)
             count = self.stored.partitions
             partition = home(count)
             return await call(partition, count)
@@ -304,14 +309,14 @@ class KnownSettings:
         """Return the settings that handles declare and of which the server has another value."""
         return self.stored.differences(self._declared)
 
-    def _unknown_differences(self, declared: Declared) -> list[Difference]:
+    def _unknown_differences(self, declared: SettingTexts) -> list[Difference]:
         return [
             difference
             for difference in self.stored.differences(declared)
             if (self.name, difference.name) not in _WARNED
         ]
 
-    def _warn(self, declared: Declared) -> None:
+    def _warn(self, declared: SettingTexts) -> None:
         """Warn of settings that a handle declares and that do not count, once in this process."""
         for difference in self._unknown_differences(declared):
             _WARNED.add((self.name, difference.name))
@@ -325,7 +330,7 @@ class KnownSettings:
 
     # Changing
 
-    async def _declare(self, declared: Declared) -> StoredSettings:
+    async def _declare(self, declared: SettingTexts) -> StoredSettings:
         """Store those of these settings of which none is stored, and return all."""
         number = next(self._reads)
         outcome, stored = await self._store.configure("declare", declared)
@@ -337,7 +342,7 @@ class KnownSettings:
                 await self._copy(stored, range(1, stored.partitions))
         return stored
 
-    def _check_shares(self, outcome: ChangeOutcome, declared: Declared) -> None:
+    def _check_shares(self, outcome: ChangeOutcome, declared: SettingTexts) -> None:
         if outcome is ChangeOutcome.TOO_SMALL:
             StoredSettings(declared).check_shares(self.name)
 
@@ -366,7 +371,7 @@ class KnownSettings:
             (await store.settings()).check_layout(self.name)
 
     async def _renumber(
-        self, stored: StoredSettings, changes: Declared
+        self, stored: StoredSettings, changes: SettingTexts
     ) -> tuple[ChangeOutcome, StoredSettings]:
         """Give a queue in which nothing is another number of partitions, and other changes.
 
@@ -425,8 +430,8 @@ class Declaration:
 
     def __init__(
         self,
-        settings: KnownSettings,
-        declared: Declared,
+        settings: SettingsCache,
+        declared: SettingTexts,
         services: EngineContext,
         closing: asyncio.Future[None],
     ) -> None:
@@ -442,19 +447,21 @@ class Declaration:
         self._background = services.background
         self._retry_most = services.retry_most
         self._closing = closing
-        # The calls under way, by whether the caller is about to store something.
+        # The calls under way, by ``set_partition_count``.
         self._making: dict[bool, asyncio.Task[DelayqError | None]] = {}
 
-    async def make(self, *, stores: bool = False) -> None:
+    async def make(self, *, set_partition_count: bool = False) -> None:
         """Learn the settings on the server, and declare those of the handle.
 
-        If the caller ``stores`` something, a queue without a number of partitions gets one.
-        Concurrent callers share one call. Raises as :meth:`KnownSettings.learn`, and
+        Concurrent callers share one call. Raises as :meth:`SettingsCache.learn`, and
         :class:`~delayq.Closed`.
+
+        Args:
+            set_partition_count: As for :meth:`SettingsCache.learn`.
         """
-        if (making := self._making.get(stores)) is None:
-            making = self._making[stores] = self._background.spawn(
-                self._make(stores), f"settings of {self._settings.name}"
+        if (making := self._making.get(set_partition_count)) is None:
+            making = self._making[set_partition_count] = self._background.spawn(
+                self._make(set_partition_count), f"settings of {self._settings.name}"
             )
         futures: set[asyncio.Future[Any]] = {making, self._closing}
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -491,7 +498,7 @@ class Declaration:
                     self._check_open()
         return wait if deadline is None else max(deadline - loop.time(), 0.001)
 
-    def give_way(self, changes: Declared) -> None:
+    def give_way(self, changes: SettingTexts) -> None:
         """Declare the changed settings from now on, where the handle declared other ones."""
         self._declared = {name: changes.get(name, text) for name, text in self._declared.items()}
 
@@ -499,16 +506,16 @@ class Declaration:
         if self._closing.done():
             raise Closed("the queue is closed")
 
-    async def _make(self, stores: bool) -> DelayqError | None:
+    async def _make(self, set_partition_count: bool) -> DelayqError | None:
         try:
-            await self._settings.learn(self._declared, stores=stores)
+            await self._settings.learn(self._declared, set_partition_count=set_partition_count)
         except DelayqError as error:
             return error
         else:
             self.is_made = True
             return None
         finally:
-            del self._making[stores]
+            del self._making[set_partition_count]
 
 
 @contextmanager
