@@ -205,7 +205,7 @@ CLAIM = Module(
         ),
         (
             "large bodies exceed the reply",
-            "if count > 0 and #body > bytes_left then",
+            "if count > 0 and #body > remaining_bytes then",
             "if false then",
         ),
         (
