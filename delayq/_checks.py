@@ -29,6 +29,14 @@ def check_count(count: int | None, name: str, minimum: int = 0) -> None:
         raise BadInput(f"{name} must be an int of at least {minimum}, not {describe_value(count)}")
 
 
+def check_limit(limit: int | None, name: str) -> None:
+    """Raise :class:`~delayq.BadInput` unless ``limit`` is None or an int of at least 1."""
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise BadInput(f"{name} must be None or an int of at least 1, not {describe_value(limit)}")
+
+
 def check_flag(flag: bool, name: str) -> None:
     """Raise :class:`~delayq.BadInput` unless ``flag`` is True or False."""
     if not isinstance(flag, bool):

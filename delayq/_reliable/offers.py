@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
-from delayq._checks import describe_value
+from delayq._checks import check_limit, describe_value
 from delayq._durations import Duration, microseconds, when_due
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
@@ -33,7 +33,6 @@ from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.offer import MAX_FOLLOWERS, USUAL_PRIORITY, DefaultPriority, Offer
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.scripts import OFFER, OFFER_NEW
-from delayq._reliable.settings import check_limit
 from delayq._reliable.settings_cache import MOST_TRIES
 from delayq.errors import (
     BadDelay,
@@ -291,7 +290,7 @@ class OfferEncoder(Generic[T]):
             )
         if len(payload) > self._max_payload:
             raise PayloadTooLarge(len(payload), self._max_payload)
-        check_limit("max_attempts", max_attempts)
+        check_limit(max_attempts, "max_attempts")
         timeout_us = None if timeout is None else microseconds(timeout, "timeout")
         if timeout_us == 0:
             raise BadDelay("timeout must be more than 0")

@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
-from delayq._checks import check_max_payload, describe_value
+from delayq._checks import check_limit, check_max_payload
 from delayq._durations import Duration, microseconds
 from delayq._engine import durability as durabilities
 from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
@@ -212,7 +212,7 @@ class HandleSettings:
                 "lease must be at least 1 ms: otherwise a message is redelivered before its handler"
                 " starts"
             )
-        check_limit("max_attempts", options.get("max_attempts"))
+        check_limit(options.get("max_attempts"), "max_attempts")
         if (backoff := options.get("backoff")) is not None:
             check_backoff(backoff)
         if (max_payload := options.get("max_payload")) is not None:
@@ -458,14 +458,6 @@ def _stored_texts(options: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def check_limit(name: str, limit: int | None) -> None:
-    """Raise BadInput unless a limit is None or a whole number of at least 1."""
-    if limit is None:
-        return
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise BadInput(f"{name} must be None or an int of at least 1, not {describe_value(limit)}")
-
-
 def _number(text: object) -> int:
     """Return the whole number in a text; 0 if there is none, as another program may have left."""
     try:
@@ -515,7 +507,7 @@ def _write_expired(_: str, expired: str) -> str:
 
 
 def _write_count(name: str, count: int | None) -> str:
-    check_limit(name, count)
+    check_limit(count, name)
     return str(count or 0)
 
 
