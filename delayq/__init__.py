@@ -56,6 +56,7 @@ if typing.TYPE_CHECKING:
     from delayq._reliable.batches import Batch, BatchStatus
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
     from delayq._reliable.failures import Interrupted, Reject, RetryAfter, Snooze
+    from delayq._reliable.following import MessageEvent
     from delayq._reliable.groups import Group, Groups
     from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message
@@ -107,6 +108,7 @@ __all__ = [
     "Limit",
     "Message",
     "MessageCancelled",
+    "MessageEvent",
     "MessageFailed",
     "MessageHistory",
     "NoBatch",
@@ -161,6 +163,7 @@ _HOMES = {
     "JsonCodec": "codecs",
     "Limit": "_reliable.limits",
     "Message": "_reliable.message",
+    "MessageEvent": "_reliable.following",
     "MessageHistory": "_reliable.outcomes",
     "Offer": "_reliable.offer",
     "QueueDepth": "stats",

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import delayq
+
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "delayq"
+# Tests of the built package have it elsewhere.
+PACKAGE = Path(delayq.__file__).parent
 PAGE = ROOT / "docs" / "module-map.md"
 HEAD = """# Module map
 

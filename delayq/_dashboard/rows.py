@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from delayq._reliable.bodies import Body, parse, parse_letter
-from delayq._reliable.checkpoints import Saved, unpack
+from delayq._reliable.checkpoints import Saved, split_report, unpack
 from delayq._reliable.failures import unpack_error
+from delayq._reliable.following import Report, read_report
 
 if TYPE_CHECKING:
     from delayq._redisson.records import PendingRecord
@@ -54,6 +55,7 @@ class Row:
     timeout_us: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     saved: Saved | None = None
+    report: Report | None = None
 
     @property
     def is_restorable(self) -> bool:
@@ -132,6 +134,7 @@ def of_message(ref: MessageRef, stored: StoredMessage, times: MessageTimes | Non
         timeout_us=parts.timeout_us,
         headers=_texts(parts.headers),
         saved=_saved(stored.checkpoint),
+        report=_report(stored.checkpoint),
     )
 
 
@@ -159,12 +162,17 @@ def of_letter(ref: MessageRef, stored: StoredLetter) -> Row:
         timeout_us=parts.timeout_us,
         headers=_texts(parts.headers),
         saved=_saved(checkpoint),
+        report=_report(checkpoint),
     )
+
+
+def _report(checkpoint: bytes | None) -> Report | None:
+    return None if checkpoint is None else read_report(split_report(checkpoint)[0])
 
 
 def _saved(checkpoint: bytes | None) -> Saved | None:
     """Return the content of a checkpoint; of one that cannot be read, all of it as the state."""
-    if not checkpoint:
+    if checkpoint is None or not split_report(checkpoint)[1]:
         return None
     try:
         return unpack(checkpoint)

@@ -5,7 +5,8 @@ of steps. The number rises with each save. The length is that of the state; noth
 saved. The sleeps are, for each state since which there were some, its mark, ``=``, and the moments
 at which they end, in microseconds, with commas between them; a space stands before the next state.
 A result has the lengths of its step's name and of itself in front, each followed by a colon, then
-the name. The state and the results are as the queue's codec makes them.
+the name. The state and the results are as the queue's codec makes them. In front stands how far the
+handler was when it reported that last: see ``lua/include/checkpoint.lua``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from delayq.errors import LeaseLost
 
 _HEAD = re.compile(rb"([0-9]{1,16});([0-9]{0,9});([0-9a-f=, ]*)\n")
+_REPORT = re.compile(rb"p([0-9]{1,6}):")
 _LENGTHS = re.compile(rb"([0-9]{1,4}):([0-9]{1,9}):")
 # The most bytes of a step's name.
 _MAX_NAME = 512
@@ -74,12 +76,24 @@ def pack(saved: Saved) -> bytes:
     return b"".join(parts)
 
 
+def split_report(stored: bytes) -> tuple[bytes, bytes]:
+    """Return the report of how far the handler is, and the checkpoint; each may be empty."""
+    length = _REPORT.match(stored)
+    if length is None:
+        return b"", stored
+    behind = length.end() + int(length[1])
+    return stored[length.end() : behind], stored[behind:]
+
+
 def unpack(checkpoint: bytes) -> Saved:
     """Return the content of a checkpoint.
 
     Raises:
         ValueError: It is damaged.
     """
+    checkpoint = split_report(checkpoint)[1]
+    if not checkpoint:
+        return Saved()
     head = _HEAD.match(checkpoint)
     if head is None:
         raise ValueError("the checkpoint has no head")

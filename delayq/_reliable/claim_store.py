@@ -17,6 +17,7 @@ from delayq._reliable.scripts import (
     FINISH,
     FREE_SLOTS,
     NACK,
+    PROGRESS,
     RELEASE,
     RELEASE_CALL,
     SAVE,
@@ -161,6 +162,12 @@ class ClaimStore(Store):
         reply = await self.run(EXTEND, lease_us, int(alone), _count_by_token(claims), *ids)
         now_us, *are_ours = reply
         return Extended(now_us, [bool(is_ours) for is_ours in are_ours])
+
+    async def progress(self, claim: Claim, report: str) -> bool:
+        """Store how far the handler of a message is, as JSON, and return whether the lease is still
+        ours: otherwise nothing was changed.
+        """
+        return bool(await self.run(PROGRESS, claim.id, claim.token, report))
 
     async def save(self, claim: Claim, checkpoint: bytes) -> bool:
         """Store the checkpoint of a message, and return whether its lease is still ours: otherwise,

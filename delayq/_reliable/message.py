@@ -27,6 +27,7 @@ from delayq._reliable.failures import (
     pack_error,
     unpack_error,
 )
+from delayq._reliable.following import ProgressReporter
 from delayq.codecs.protocol import decode_error
 from delayq.errors import Closed, DecodeError, LeaseLost, MessageCancelled
 
@@ -90,6 +91,7 @@ class Message(Generic[T]):
         "_is_lost",
         "_observation",
         "_parsed",
+        "_reporter",
         "_settled",
         "_task",
         "_value",
@@ -277,6 +279,8 @@ class Message(Generic[T]):
         for offer in then:
             self.then(offer)
         self.keep_result(result)
+        if hasattr(self, "_reporter"):
+            await self._reporter.flush()
         claim = self._claim
         size = len(getattr(claim, "result", b""))
         if self._leads_on():
@@ -374,6 +378,32 @@ class Message(Generic[T]):
         delay_us = microseconds(delay)
         await self._settle(self._context.acknowledger.snooze(self._claim, delay_us))
 
+    async def progress(
+        self, done: float, total: float | None = None, text: str | None = None
+    ) -> None:
+        """Report how far the work is, to all who :meth:`~ReliableQueue.follow` the message.
+
+        At most ten reports a second reach the server, the last one in any case. If the server does
+        not take a report, the work goes on without it.
+
+        Args:
+            done: How much is done, from 0.
+            total: How much there is to do, if that is known.
+            text: What is being done now, up to 1,000 characters.
+
+        Raises:
+            BadInput: An argument is not valid.
+            LeaseLost: The lease is over.
+        """
+        self._require_lease()
+        if not hasattr(self, "_reporter"):
+            self._reporter: ProgressReporter = ProgressReporter(
+                self._claim, self._context, self._find_lost
+            )
+            # Its acknowledgement comes behind the last report.
+            self._ahead = None
+        await self._reporter.report(done, total, text)
+
     async def load(self, default: Any = None) -> Any:
         """Return the state that :meth:`save` has stored last, in this attempt or an earlier one.
 
@@ -386,7 +416,7 @@ class Message(Generic[T]):
             DecodeError: The queue's codec cannot decode the state.
             ServerError: The state could not be read.
         """
-        return await self._progress.load(default)
+        return await self._saved_progress.load(default)
 
     async def save(self, state: Any) -> None:
         """Store how far the work has come, in place of what was saved before.
@@ -406,7 +436,7 @@ class Message(Generic[T]):
             OutcomeUnknown: The reply was lost. The state may be stored.
             ServerUnavailable, ServerRefused, Closed: The state is not stored.
         """
-        await self._progress.save(state)
+        await self._saved_progress.save(state)
 
     @overload
     async def step(
@@ -448,7 +478,7 @@ class Message(Generic[T]):
             Interrupted: The function was not called, because the worker is stopping: let it pass.
             LeaseLost: As for :meth:`save`, before or after the function was called.
         """
-        return await self._progress.step(name, function, args, kwargs)
+        return await self._saved_progress.step(name, function, args, kwargs)
 
     async def sleep(self, seconds: Duration) -> None:
         """Let the message wait on the server, and its handler start again from its beginning. The
@@ -467,7 +497,7 @@ class Message(Generic[T]):
             Interrupted: The message is to wait, or the worker is stopping: let it pass.
             LeaseLost: As for :meth:`save`.
         """
-        remaining_us = await self._progress.sleep(microseconds(seconds))
+        remaining_us = await self._saved_progress.sleep(microseconds(seconds))
         if remaining_us:
             delay = timedelta(microseconds=remaining_us)
             if self._task is None:
@@ -476,7 +506,7 @@ class Message(Generic[T]):
             raise Interrupted(delay)
 
     @property
-    def _progress(self) -> Checkpoint:
+    def _saved_progress(self) -> Checkpoint:
         # Most messages have no use for it.
         if not hasattr(self, "_checkpoint"):
             self._checkpoint = Checkpoint(
@@ -686,6 +716,8 @@ class Message(Generic[T]):
 
         A renewal that arrived after it would find no lease, and report it as lost.
         """
+        if hasattr(self, "_reporter"):
+            await self._reporter.flush()
         self._context.keeper.let_go(self._claim)
         try:
             await call

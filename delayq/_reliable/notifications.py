@@ -1,4 +1,6 @@
-"""Handles notifications about individual messages: they were cancelled, or have finished."""
+"""Handles notifications about individual messages: they were cancelled, have finished, or their
+handlers report how far they are.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +48,11 @@ class MessageNotifications:
         # By the id of the message for which each waits.
         self._waits: dict[bytes, set[asyncio.Event]] = {}
 
+    @property
+    def remembered_us(self) -> int:
+        """For how long the server is to remember that a client waits, in microseconds."""
+        return int(max(_REMEMBERED, _RE_CHECKS * self._services.resync_interval) * 1_000_000)
+
     def on_cancelled(self, lease: tuple[bytes, bytes]) -> None:
         """Remember that a message was cancelled, by its id and the token of its lease.
 
@@ -55,8 +62,10 @@ class MessageNotifications:
         if len(self.cancelled) > _MAX_CANCELLED:
             del self.cancelled[next(iter(self.cancelled))]
 
-    def on_finished(self, id: bytes) -> None:  # noqa: A002
-        """Wake the waits for a message, because it may have ended; all for an empty id."""
+    def on_changed(self, id: bytes) -> None:  # noqa: A002
+        """Wake the waits for a message, because it may have ended, or its handler has reported how
+        far it is; all for an empty id.
+        """
         if not id:
             self.wake_all()
         for event in self._waits.get(id, ()):
@@ -96,7 +105,7 @@ class MessageNotifications:
 
     @contextmanager
     def subscribed(self, id: str) -> Iterator[asyncio.Event]:  # noqa: A002
-        """Give the block an event that is set when a message or batch may have ended."""
+        """Give the block an event that is set when a message or batch may have changed."""
         event, key = asyncio.Event(), id.encode()
         self._waits.setdefault(key, set()).add(event)
         try:
@@ -128,7 +137,7 @@ class MessageNotifications:
         read: Callable[[str, int], Awaitable[Outcome]],
     ) -> Outcome:
         services, failures = self._services, 0
-        remember_us = int(max(_REMEMBERED, _RE_CHECKS * services.resync_interval) * 1_000_000)
+        remember_us = self.remembered_us
         alive_us = 0
         while True:
             event.clear()

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _CANCELLED = b"cancelled"
 # Announced there by the scripts that end messages.
 _FINISHED = b"finished"
+# Announced there by progress.lua.
+_PROGRESS = b"progress"
 
 
 class PartitionOwner(Protocol):
@@ -252,8 +254,8 @@ class Partition:
             for keeper in self._keepers.values():
                 keeper.lose(lambda claim: claim.lease_id == (id, token))
             self.claims.on_cancelled((id, token))
-        elif kind == _FINISHED:
-            self.queue.notifications.on_finished(details)
+        elif kind in (_FINISHED, _PROGRESS):
+            self.queue.notifications.on_changed(details)
         elif self.index:
             self.queue.on_limits_changed([self])
         else:

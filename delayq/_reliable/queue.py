@@ -14,6 +14,7 @@ from delayq._generics import T
 from delayq._reliable.batches import BatchOffers
 from delayq._reliable.consumer import Consumer, WorkerPort
 from delayq._reliable.dead_letters import DeadLetters
+from delayq._reliable.following import follow
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
 from delayq._reliable.message import Message
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._reliable.batches import Batch
     from delayq._reliable.bodies import NewMessage
+    from delayq._reliable.following import MessageEvent
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.offer import OnDuplicate
     from delayq._reliable.outcomes import MessageHistory
@@ -477,6 +479,36 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Attempts and results are known if the queue has ``keep`` set, for as long as that says.
         """
         return await self._stored.history(id)
+
+    def follow(
+        self,
+        id: str,  # noqa: A002
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[MessageEvent]:
+        """Follow a message: yield its state now, each change, and at last how it ended.
+
+        ::
+
+            async for event in queue.follow(id):
+                print(event.state, event.done, event.total)
+
+        What a handler reports by :meth:`Message.progress` comes at once, and so does the end, if
+        the queue has ``keep`` set. Other changes may come some seconds later. The last event is
+        never missed, whatever becomes of connections; but without ``keep``, nobody can know how a
+        message ended that is gone: then its state is ``"unknown"``.
+
+        Args:
+            id: The message's id.
+            timeout: How long to follow it, seconds or a timedelta; None for as long as it takes.
+
+        Raises:
+            ResultTimeout: It has not ended within ``timeout``.
+            ServerError: The server refuses the calls.
+            Closed: The queue or client is closed, or is closed meanwhile.
+        """
+        self._check_open()
+        timeout_s = None if timeout is None else seconds(timeout, "timeout")
+        return follow(self._open, checked_id(id), timeout_s)
 
     # Inspection and cleanup
 

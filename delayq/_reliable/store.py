@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delayq._engine.store import due_counts
 from delayq._redis.scripts import Request
@@ -33,6 +33,27 @@ if TYPE_CHECKING:
     from delayq._reliable.report_format import Unit
     from delayq._reliable.settings import SettingTexts
     from delayq.stats import Activity, WorkerInfo
+
+
+class Watched(NamedTuple):
+    """What is known about a message that is followed.
+
+    Attributes:
+        outcome: Its end, or that it is alive.
+        state: Its state; empty unless it is alive. So are those that follow.
+        due_us: When it is or was due, in microseconds.
+        attempt: The number of its attempt.
+        offered: When it was offered, as its body has it.
+        report: The last report of its handler, behind the moment when that was; empty if there is
+            none.
+    """
+
+    outcome: Outcome
+    state: str = ""
+    due_us: int = 0
+    attempt: int = 0
+    offered: bytes = b""
+    report: bytes = b""
 
 
 class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
@@ -206,6 +227,16 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         if it comes within ``for_us``.
         """
         return Outcome.of(await self.run(scripts.AWAIT, id, for_us))
+
+    async def watch(self, id: str, for_us: int) -> Watched:  # noqa: A002
+        """Return what is known about a message and its end; if it is alive, have its progress and
+        its end announced for as long as ``for_us``.
+        """
+        reply = await self.run(scripts.WATCH, id, for_us)
+        outcome, (state, due, attempt, offered, report) = Outcome.of(reply[:8]), reply[8:]
+        if state is None:
+            return Watched(outcome)
+        return Watched(outcome, state.decode(), parse_us(due), int(attempt), offered, report)
 
     async def times(self, message: StoredMessage) -> MessageTimes:
         """Return what is stored about a message's times, beyond what :meth:`get` returns."""

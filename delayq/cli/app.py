@@ -18,6 +18,7 @@ from delayq.cli.bench import bench
 from delayq.cli.dashboard import dashboard
 from delayq.cli.dead import dead
 from delayq.cli.demo.command import demo
+from delayq.cli.follow import follow
 from delayq.cli.groups import groups
 from delayq.cli.migrate import migrate
 from delayq.cli.output import CommandFailed, tell
@@ -53,6 +54,7 @@ app.command(rich_help_panel=_INSPECT)(lookup.inspect)
 app.command(rich_help_panel=_INSPECT)(doctor)
 app.command(rich_help_panel=_MESSAGES)(messages.offer)
 app.command(rich_help_panel=_MESSAGES)(messages.result)
+app.command(rich_help_panel=_MESSAGES)(follow)
 app.command(rich_help_panel=_MESSAGES)(messages.cancel)
 app.command(rich_help_panel=_MESSAGES)(messages.reschedule)
 app.command(rich_help_panel=_MESSAGES)(messages.take)

@@ -13,9 +13,10 @@ import typer
 
 from delayq._durations import moment_us
 from delayq._reliable.bodies import parse
-from delayq._reliable.checkpoints import unpack
+from delayq._reliable.checkpoints import split_report, unpack
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.failures import unpack_error
+from delayq._reliable.following import read_report
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.replies import State
 from delayq.admin.delayed import DelayedInspector, RecordState
@@ -43,6 +44,7 @@ from delayq.cli.output import (
     payload_json,
     print_json,
     progress,
+    progress_text,
     say,
     show_fields,
     show_table,
@@ -114,8 +116,12 @@ class MessageView:
                 "headers": body.headers,
                 **payload_json(codec, body.payload),
             }
-        if message.checkpoint is not None:
-            facts["checkpoint"] = _checkpoint_json(codec, message.checkpoint)
+        report, checkpoint = split_report(message.checkpoint or b"")
+        if (reported := read_report(report)) is not None:
+            facts["progress"] = {**reported._asdict(), "at": moment_json(moment_us(reported.at_us))}
+            del facts["progress"]["at_us"]
+        if checkpoint:
+            facts["checkpoint"] = _checkpoint_json(codec, checkpoint)
         line, text = unpack_error(message.error or "")
         facts["last_error"] = None if message.error is None else text
         return cls(facts, moment, line)
@@ -241,6 +247,10 @@ def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
             lines.append(("group", facts["group"]))
         lines.append(("offered", facts["enqueued_at"] or "-"))
         lines += [(f"header {name}", text) for name, text in facts["headers"].items()]
+    if reported := facts.get("progress"):
+        lines.append(
+            ("progress", progress_text(reported["done"], reported["total"], reported["text"]))
+        )
     if saved := facts.get("checkpoint"):
         lines += _checkpoint_lines(saved)
     if facts.get("last_error"):

@@ -26,6 +26,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from delayq._reliable.following import MessageEvent
     from delayq.codecs import Codec
 
 # Progress bars appear if the work takes longer than this, in seconds.
@@ -314,3 +315,44 @@ def progress(verb: str, *, is_shown: bool) -> Iterator[Callable[[int, int], None
         yield show
     finally:
         bar.stop()
+
+
+@contextmanager
+def following_bar(name: str) -> Iterator[Callable[[MessageEvent], None]]:
+    """Give the block a function that shows the events of a message: by a bar on a terminal, or else
+    a line each.
+    """
+    out = console()
+    if not out.is_terminal or out.is_dumb_terminal:
+        yield lambda event: say(_event_text(name, event))
+        return
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(style="bright_black", complete_style="green", finished_style="green"),
+        TextColumn("{task.fields[figures]}", markup=False),
+        console=out,
+        transient=True,
+    )
+    task = bar.add_task(clean(name), total=None, figures="")
+    with bar:
+        yield lambda event: bar.update(
+            task,
+            description=clean(f"{name} {event.state}"),
+            completed=event.done or 0,
+            total=event.total,
+            figures=clean(_figures(event)),
+        )
+
+
+def _event_text(name: str, event: MessageEvent) -> str:
+    return " ".join(filter(None, (name, event.state, _figures(event))))
+
+
+def _figures(event: MessageEvent) -> str:
+    return "" if event.done is None else progress_text(event.done, event.total, event.text)
+
+
+def progress_text(done: float, total: float | None, text: str | None) -> str:
+    """Return how far a handler is, such as ``3/10 rendering``."""
+    amount = f"{done:g}" if total is None else f"{done:g}/{total:g}"
+    return " ".join(filter(None, (amount, text)))

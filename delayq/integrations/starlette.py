@@ -10,15 +10,18 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import json
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from delayq.client import Client  # noqa: TC001 - FastAPI reads annotations
-from delayq.errors import Closed
+from delayq.errors import Closed, ResultTimeout
 from delayq.integrations.asgi import KEY, opened
 
 try:
     from starlette.requests import HTTPConnection  # noqa: TC002 - FastAPI reads annotations
+    from starlette.responses import StreamingResponse
 except ImportError as _error:
     raise ImportError(
         "delayq.integrations.starlette needs Starlette: pip install starlette"
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
+    from delayq import MessageEvent, ReliableQueue
+    from delayq._durations import Duration
     from delayq.worker import Worker
 
 
@@ -65,3 +70,39 @@ def delayq_client(connection: HTTPConnection) -> Client:
     if client is None:
         raise Closed("the application was not created with delayq's lifespan, or is not running")
     return client
+
+
+def follow_response(
+    queue: ReliableQueue[Any],
+    id: str,  # noqa: A002
+    timeout: Duration | None = None,
+) -> StreamingResponse:
+    """Answer a request with the events of a message, as server-sent events. Call it in a coroutine
+    function.
+
+    In a browser, ``new EventSource("/orders/7/progress")`` gets a ``message`` event for each, whose
+    ``data`` is JSON: ``state``, ``attempt``, ``done``, ``total``, ``text``, ``at`` and ``error``.
+    The last one has the type ``end``: close the source then, or it connects again.
+
+    Args:
+        queue: The queue that has the message.
+        id: The message's id. Check that the user may follow it.
+        timeout: How long to follow it, as for :meth:`delayq.ReliableQueue.follow`.
+
+    Raises:
+        BadInput, Closed: As for :meth:`delayq.ReliableQueue.follow`.
+    """
+    return StreamingResponse(
+        _server_sent(queue.follow(id, timeout)),
+        media_type="text/event-stream",
+        # nginx would wait for more.
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _server_sent(events: AsyncIterator[MessageEvent]) -> AsyncIterator[str]:
+    with suppress(ResultTimeout):
+        async for event in events:
+            facts = {**asdict(event), "at": event.at.isoformat()}
+            kind = "end" if event.is_final else "message"
+            yield f"event: {kind}\ndata: {json.dumps(facts, separators=(',', ':'))}\n\n"

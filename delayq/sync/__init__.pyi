@@ -1,11 +1,13 @@
 """Written by ``make stubs``: the methods are those of the asynchronous classes."""
 
 import builtins
+from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Container
 from collections.abc import Coroutine
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from datetime import datetime
 from datetime import tzinfo
@@ -14,6 +16,7 @@ from delayq._durations import Duration
 from delayq._generics import T
 from delayq._reliable.batches import BatchStatus
 from delayq._reliable.dead_letters import DeadLetter
+from delayq._reliable.following import MessageEvent
 from delayq._reliable.groups import Group
 from delayq._reliable.limits import Limit
 from delayq._reliable.message import Message
@@ -270,6 +273,8 @@ class ReliableQueue(Generic[T]):
     """A reliable queue for code that is not asynchronous."""
     dead: DeadLetters[T]
     groups: Groups
+    def follow(self, id: str, timeout: Duration | None = None) -> Iterator[MessageEvent]:
+        """Follow a message: yield its state now, each change, and at last how it ended."""
     def offer(
         self,
         value: T,

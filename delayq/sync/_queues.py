@@ -18,13 +18,14 @@ from delayq._reliable.dead_letters import DeadLetters as AsyncDeadLetters
 from delayq._reliable.groups import Groups as AsyncGroups
 from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
 from delayq.errors import Closed, NotDurable, OutcomeUnknown
-from delayq.sync._bridge import forwards
+from delayq.sync._bridge import forwards, signed_as
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from datetime import datetime
     from typing import Self
 
+    from delayq._reliable.following import MessageEvent
     from delayq.sync._bridge import QueueRef
 
 
@@ -128,6 +129,20 @@ class ReliableQueue(_Queue, Generic[T]):
         super().__init__(name, queue)
         self.dead = DeadLetters(queue)
         self.groups = Groups(queue)
+
+    @signed_as(AsyncReliableQueue.follow)
+    def follow(self, *args: Any, **kwargs: Any) -> Iterator[MessageEvent]:
+        async def begin(queue: AsyncReliableQueue[T]) -> AsyncGenerator[MessageEvent, None]:
+            return queue.follow(*args, **kwargs)  # type: ignore[return-value]  # it is a generator
+
+        return self._events(super()._run(begin))
+
+    def _events(self, events: AsyncGenerator[MessageEvent, None]) -> Iterator[MessageEvent]:
+        try:
+            while (event := super()._run(lambda _: anext(events, None))) is not None:
+                yield event
+        finally:
+            super()._run(lambda _: events.aclose())
 
     def _run(self, call: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         result = super()._run(call)

@@ -82,7 +82,7 @@ ON_A_QUEUE = (
     *("take x", "dead list x", "dead list x --group-by error", "dead redrive x"),
     *("dead purge x --yes", "groups list x", "groups limit x y 1", "groups limit x y --unset"),
     *("groups pause x y", "groups resume x y", "configure x", "configure x --max-size 1"),
-    *("repartition x --to 2", "batch x", "batch x 1", "batch x 1 --cancel"),
+    *("repartition x --to 2", "batch x", "batch x 1", "batch x 1 --cancel", "follow x y"),
     *("pause x", "pause x --schedule y", "resume x", "unschedule x y", "purge x --yes"),
 )
 
@@ -299,6 +299,25 @@ def test_batches_are_listed_shown_and_cancelled(cli: Cli) -> None:
     assert "there is no batch '5'" in cli.error
     cli.assert_refused("batch mails --cancel", words="pass the BATCH to cancel")
     cli.assert_refused(f"batch mails {ids[0]} --running", words="--running belongs to --cancel")
+
+
+def test_a_message_is_followed_to_its_end(cli: Cli) -> None:
+    with delayq.sync.connect(cli.url) as client:
+        client.reliable_queue("videos", keep=3600).offer("film", id="v")
+
+        async def handle(client: delayq.Client) -> None:
+            (message,) = await client.reliable_queue("videos").claim()
+            await message.progress(3, total=10, text="rendering")
+
+        client.run(handle)
+        assert "progress:   3/10 rendering" in cli.plain("get videos v")[1]
+        assert cli("get videos v")[1][0]["progress"]["done"] == 3
+        status, (event,) = cli("follow videos v --timeout 0.2")
+        assert (status, event["state"], event["text"]) == (1, "leased", "rendering")
+        assert "was not finished within 0.2 s" in cli.error
+        client.reliable_queue("videos").cancel("v", running=True)
+    assert cli("follow videos v")[0] == 1
+    assert cli.plain("follow videos nobody") == (1, "nobody unknown\nnobody is unknown\n")
 
 
 @pytest.mark.every_server

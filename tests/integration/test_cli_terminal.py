@@ -168,7 +168,7 @@ SHOWING = (
     *("dead redrive QUEUE --error QUEUE", "dead purge QUEUE QUEUE --yes", "groups list QUEUE"),
     *("groups list QUEUE --limit 1", "groups limit QUEUE QUEUE 3"),
     *("groups limit QUEUE QUEUE --unset", "groups pause QUEUE QUEUE", "groups resume QUEUE QUEUE"),
-    *("batch QUEUE", "batch QUEUE QUEUE"),
+    *("batch QUEUE", "batch QUEUE QUEUE", "follow QUEUE QUEUE --timeout 0.1"),
     "offer QUEUE 1 --id QUEUE",
     *("configure QUEUE --max-size 9", "pause QUEUE --schedule QUEUE", "acl admin QUEUE"),
     *("resume QUEUE --schedule QUEUE", "unschedule QUEUE QUEUE", "unschedule QUEUE none"),

@@ -199,6 +199,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "on_failure": ("",),
     "followers": ('1:6:a0 0 0 0 raise x5\n"1"', "1:4:a5 36e8 7200000000 1 ignore gb\n1", ""),
     "for_us": (HOUR_US,),
+    "report": ('{"done":1}',),
     "offered": ("17634859251912340",),
     "result": ("=1", ""),
     "after": ("",),

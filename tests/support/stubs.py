@@ -80,6 +80,9 @@ def _function(function: Callable[..., Any], homes: dict[str, str], indent: str) 
         is_async = isinstance(node, ast.AsyncFunctionDef) and function is original
         start = f"{indent}{'async ' * is_async}def {node.name}"
         returned = _text(source, node.returns)
+        if returned.startswith("AsyncIterator["):
+            homes["Iterator"] = "collections.abc"
+            returned = returned.removeprefix("Async")
         yield from _signature(start, [*_parameters(source, node.args)], f" -> {returned}:")
         documented = number == 0 and function.__doc__
         yield from _docstring(function, f"{indent}    ") if documented else [f"{indent}    ..."]

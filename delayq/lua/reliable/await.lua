@@ -19,17 +19,11 @@
 -- include: queue
 -- include: records
 -- include: outcome
+-- include: await
 -- include: at_rest
 
 local now = now_us()
 local outcome = find_outcome(id, now)
 for_us = tonumber(for_us)
-if outcome[3] == 1 and outcome[2] > 0 and for_us > 0 then
-  local expired = redis.call('ZRANGEBYSCORE', awaited, '-inf', now, 'LIMIT', 0, 100)
-  if #expired > 0 then redis.call('ZREM', awaited, unpack(expired)) end
-  redis.call('ZADD', awaited, 'GT', string.format('%.0f', now + for_us), id)
-  -- The set disappears with the last of them, even if no client comes to trim it.
-  local keep_ms = math.ceil(for_us / 1000)
-  if redis.call('PTTL', awaited) < keep_ms then redis.call('PEXPIRE', awaited, keep_ms) end
-end
+if outcome[3] == 1 and outcome[2] > 0 and for_us > 0 then await_end(id, for_us, now) end
 return outcome

@@ -18,6 +18,7 @@
 -- Repeatable: no
 --
 -- Returns 1.
+-- include: checkpoint
 
 local shift_us = tonumber(by_us)
 local time = redis.call('TIME')
@@ -48,12 +49,13 @@ local function moved_body(body)
 end
 
 -- The ends of sleeps are in the first line, each behind "=" or ",".
-local function moved_checkpoint(checkpoint)
+local function moved_checkpoint(stored)
+  local report, checkpoint = split_checkpoint(stored)
   local line, rest = string.match(checkpoint, '^([^\n]*)(.*)$')
   line = string.gsub(line, '([=,])(%d+)', function(mark, moment)
     return mark .. string.format('%016.0f', math.max(0, tonumber(moment) - shift_us))
   end)
-  return line .. rest
+  return with_progress(report, line .. rest)
 end
 
 -- The tokens that workers have stay good.

@@ -33,7 +33,8 @@
 --   expiry_index   ZSET  ids with a time to live, scored by the moment from which they count as
 --                        absent, microseconds: its end, or that of the lease if that is later
 --   checkpoints    HASH  id to what its handler has saved, where it has: a number, which rises with
---                        each save, and the rest, as delayq/_reliable/checkpoints.py packs it
+--                        each save, and the rest, as delayq/_reliable/checkpoints.py packs it; and
+--                        in front, what it has reported: see include/checkpoint.lua
 
 -- The token of a lease is its end as decimal text. All messages of a claim have the same, which no
 -- other lease has at that time; it stays the token when the lease is extended.
