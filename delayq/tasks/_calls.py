@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 _JSON = JsonCodec()
 
 
+def _options_hint(kwargs: Mapping[str, Any], signature: inspect.Signature) -> str:
+    """Return where options belong that a call was given as arguments; nothing if there are none."""
+    from delayq._reliable.offers import OfferOptions  # noqa: PLC0415 - most calls are right
+
+    options = [name for name in kwargs if name in OfferOptions.__annotations__]
+    misplaced = [name for name in options if name not in signature.parameters]
+    return f"; give options of the call to task.options({misplaced[0]}=...)" if misplaced else ""
+
+
 class CallHome(Protocol):
     """The tasks of a queue, as far as a call has to know them."""
 
@@ -141,7 +150,7 @@ class Arguments:
         try:
             named = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            reason = str(error)
+            reason = f"{error}{_options_hint(kwargs, self._signature)}"
         else:
             if not self.injected or not (
                 filled := [parameter.name for parameter in self.injected if parameter.name in named]

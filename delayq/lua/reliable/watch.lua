@@ -27,12 +27,13 @@
 
 local now = now_us()
 local reply, message = find_outcome(id, now)
-if reply[3] == 1 then await_end(id, tonumber(for_us), now) end
 local live = describe_by_id(id, message, now)
 for i = 9, 13 do reply[i] = false end
 if live then
   local report = split_checkpoint(redis.call('HGET', checkpoints, id))
   reply[9], reply[10], reply[11] = live[1], live[3], live[4]
   reply[12], reply[13] = string.match(live[5], '^%d+') or '0', report
+  -- Last, because a key of a foreign type must fail before the first write.
+  await_end(id, tonumber(for_us), now)
 end
 return reply
