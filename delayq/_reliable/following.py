@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from delayq._checks import describe_value
 from delayq._durations import moment_us
 from delayq._redis.retry import retry_delay
 from delayq._reliable.failures import unpack_error
-from delayq._wording import given
 from delayq.errors import (
     BadInput,
     Closed,
@@ -167,7 +167,7 @@ def _packed(done: float, total: float | None, text: str | None) -> str:
 def _check_number(name: str, number: float) -> None:
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 0 <= number < math.inf:
-        raise BadInput(f"{name} must be a number of at least 0, not {given(number)}")
+        raise BadInput(f"{name} must be a number of at least 0, not {describe_value(number)}")
 
 
 # Following

@@ -22,7 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import delayq
 from delayq import Limit, Offer
@@ -46,6 +46,8 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from delayq._reliable.consumer import WorkerMessage
 
 Queue = delayq.ReliableQueue[dict[str, Any]]
 QUEUE = "limits"
@@ -134,7 +136,8 @@ async def _work(url: str, notes: Notes, who: str, slots: int, chance: random.Ran
     die_with_parent()
 
     async def handle(message: delayq.Message[dict[str, Any]]) -> None:
-        ends_us = micros(message.lease_ends_at)
+        # The token is the first end of the lease, which may have been renewed before this began.
+        ends_us = int(cast("WorkerMessage[Any]", message).claim.token)
         one = Delivered(message.value["key"], now_us(), who, message.id)
         one.due_us, one.attempt = micros(message.due_at), message.attempt
         one.claimed_us, one.ends_us = ends_us - LEASE_US, ends_us

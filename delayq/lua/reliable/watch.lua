@@ -9,7 +9,7 @@
 -- Arguments:
 --   id      text  of the message
 --   for_us  int   how long the client waits before it asks again, and a while longer, microseconds
--- Roles: producer, admin, dashboard
+-- Roles: producer, admin
 -- Repeatable: yes
 --
 -- Returns {now, keep, live, record, moment, letter, died, ends, state, due, attempt, offered, report}. The
