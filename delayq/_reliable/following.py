@@ -53,7 +53,7 @@ class MessageEvent:
         attempt: The number of attempts that have begun.
         done: How much the handler has done, by its last report; None if it has reported nothing.
         total: How much there is to do, if it has reported that.
-        text: What it is doing, if it has reported that.
+        text: Its current work in words, if it has reported that.
         at: When that was so, by the server's clock (UTC).
         error: For a dead letter, why it died, in one line.
     """
@@ -74,13 +74,13 @@ class MessageEvent:
 
 
 class Report(NamedTuple):
-    """What the handler of a message has reported last.
+    """The last report of a handler.
 
     Attributes:
         at_us: When, by the server's clock, in microseconds.
         done: How much is done.
         total: How much there is to do, if it said so.
-        text: What it is doing, if it said so.
+        text: Its current work in words, if it said so.
     """
 
     at_us: int
@@ -223,7 +223,7 @@ async def _look(queue: OpenReliableQueue, id: str, remember_us: int) -> Watched:
 
 
 class _Follower:
-    """What is known so far of a message that is followed."""
+    """The knowledge so far about a message that is followed."""
 
     def __init__(self, id: str) -> None:  # noqa: A002
         self._id = id

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from delayq import MessageEvent, ReliableQueue
     from delayq._durations import Duration
+    from delayq._reliable.following import MessageEvent
+    from delayq._reliable.queue import ReliableQueue
     from delayq.worker import Worker
 
 

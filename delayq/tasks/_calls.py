@@ -29,7 +29,7 @@ _JSON = JsonCodec()
 
 def _options_hint(kwargs: Mapping[str, Any], signature: inspect.Signature) -> str:
     """Return where options belong that a call was given as arguments; nothing if there are none."""
-    from delayq._reliable.offers import OfferOptions  # noqa: PLC0415 - most calls are right
+    from delayq._reliable.offer import OfferOptions  # noqa: PLC0415 - most calls are right
 
     options = [name for name in kwargs if name in OfferOptions.__annotations__]
     misplaced = [name for name in options if name not in signature.parameters]

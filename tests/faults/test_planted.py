@@ -128,7 +128,7 @@ plant_in(delayed_store.ACK, "a delivery's ack removes nothing", "deliveries", "a
 TWICE = "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count"
 BACK = ("return count", TWICE)
 plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain", "duplicate", BACK)
-STORES = ("redis.call('HSET', checkpoints, id, checkpoint)", "")
+STORES = ("redis.call('HSET', checkpoints, id, with_progress(report, checkpoint))", "")
 plant_in(reliable_scripts.SAVE, "a save stores nothing", "reliable", "checkpoint", STORES)
 MORE = (("math.min(limit, capacity))", "math.min(limit, capacity + 3))"),)
 plant_in(reliable_scripts.CLAIM, "a claim exceeds the limit", "reliable", "too many", *MORE)

@@ -26,7 +26,7 @@ for at = FIRST, #ARGV, STRIDE do
   fields[#fields + 1], fields[#fields + 2], new[field] = field, value, value
 end
 add_share(fields, new.limit, new.group_limit, number_in(new.partitions), tonumber(partition))
--- What was withdrawn must not stay.
+-- A setting that was withdrawn must not stay.
 redis.call('HDEL', settings, 'share', unpack(FIELDS))
 redis.call('HSET', settings, unpack(fields))
 redis.pcall('PUBLISH', settings, epoch)

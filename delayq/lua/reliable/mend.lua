@@ -1,5 +1,5 @@
--- mend: put messages back where they wait, after the server has evicted keys of this queue. What it
--- finds in place stays as it is.
+-- mend: put messages back where they wait, after the server has evicted keys of this queue. Messages
+-- that are in place stay as they are.
 --
 -- Keys:
 --   messages  see include/queue.lua
