@@ -87,9 +87,18 @@ class Log:
         for key, ends_us in self.leases:
             claimed_us = ends_us - lease_us
             # A leased message cannot be claimed, so that is its lease as it began, or renewed.
-            if not any(one.claimed_us <= claimed_us <= one.ends_us for one in held[key]):
+            if not any(
+                one.claimed_us <= claimed_us <= self._renewed_until(one) for one in held[key]
+            ):
                 unnoted.append(Delivered(key, 0, claimed_us=claimed_us, ends_us=ends_us))
         return sorted((*self.history.delivered, *unnoted), key=lambda one: one.claimed_us)
+
+    def _renewed_until(self, one: Delivered) -> int:
+        """Return when the lease of a delivery ended, or was renewed last.
+
+        A process that was killed has not noted how often it had renewed it.
+        """
+        return one.ends_us if one.ended_us else max(one.ends_us, self.kills.get(one.who, 0))
 
 
 def judge(log: Log, rules: Rules) -> list[Violation]:

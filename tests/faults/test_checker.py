@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.checker import Rules, check, summary
 from tests.faults.history import Delivered, End, Fault, History, Notes, Offered, Told, read_notes
+from tests.faults.limits import Bound, Log
 from tests.faults.test_planted import PLANTS
 from tests.faults.test_simulation import SAFEGUARDS
 
@@ -136,6 +137,16 @@ def test_notes_of_a_process_that_was_killed_are_read_but_for_the_last_line(tmp_p
     with (tmp_path / "one").open("a") as cut:
         cut.write("1\t5\tone")
     assert read_notes([tmp_path / "one"]) == [first, second]
+
+
+def test_a_lease_that_was_renewed_before_its_process_was_killed_is_no_further_start() -> None:
+    noted = came(0, 0, End.NONE)
+    log = Log(History(delivered=[noted]), {0: "a"}, {"a": Bound()}, kills={"one": DUE + 9 * SECOND})
+    # As the server showed it after the third renewal.
+    log.leases.add((0, DUE + 4 * SECOND + LEASE))
+    assert log.claims(LEASE) == [noted]
+    log.leases.add((0, DUE + 10 * SECOND + LEASE))
+    assert [one.claimed_us for one in log.claims(LEASE)] == [DUE, DUE + 10 * SECOND]
 
 
 BUGS = {bug: plant for bug, (_, _, plant) in PLANTS.items()}
