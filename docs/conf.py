@@ -110,7 +110,7 @@ def _say_which(_: Any, page: Any) -> None:
             reference["reftarget"] = f"delayq.{reference['reftarget']}"
 
 
-_IN_BOTH = {"Client", "DeadLetters", "DelayedQueue", "Receipt", "ReliableQueue"}
+_IN_BOTH = {"Batch", "Client", "DeadLetters", "DelayedQueue", "Receipt", "ReliableQueue"}
 
 
 def setup(app: Any) -> None:
