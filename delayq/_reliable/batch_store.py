@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delayq._reliable.bodies import pack
+from delayq._reliable.bodies import batch_in, pack
 from delayq._reliable.outcomes import parse_record
 from delayq._reliable.scripts import (
     BATCH_STATUS,
@@ -57,8 +57,8 @@ class BatchStore(Store):
         partitions: int,
         batch: str,
         ids: Sequence[str],
-        then: OptionsMessage | None,
-        on_failure: OptionsMessage | None,
+        then: OptionsMessage | None = None,
+        on_failure: OptionsMessage | None = None,
     ) -> None:
         """Let messages that are about to be offered join a batch, and create it if it is new.
 
@@ -66,7 +66,8 @@ class BatchStore(Store):
             partitions: The number of partitions by which the batch lies here.
             batch: The batch's id.
             ids: The ids of the messages.
-            then: The message that follows when all were handled.
+            then: The message that follows when all were handled. Like the next one, it is stored
+                when the batch is created.
             on_failure: The message that follows when the first one is lost to the batch.
 
         Raises:
@@ -76,12 +77,23 @@ class BatchStore(Store):
         followers = (b"" if offer is None else pack([offer]) for offer in (then, on_failure))
         await self.run(JOIN_BATCH, partitions, batch, *followers, *ids)
 
-    async def seal_batch(self, batch: str, ids: Sequence[str], *, is_last: bool) -> None:
-        """Take messages out of a batch that were not stored, and note that all others are.
+    async def seal_batch(
+        self, batch: str, ids: Sequence[str] | Sequence[bytes], *, is_last: bool
+    ) -> bool:
+        """Take messages out of a batch that were not stored, and return whether there is one.
 
-        ``is_last`` tells whether no more leave it.
+        ``is_last`` tells whether no more leave it: then all others are stored.
         """
-        await self.run(SEAL_BATCH, batch, int(is_last), *ids)
+        return bool(await self.run(SEAL_BATCH, batch, int(is_last), *ids))
+
+    async def absent(self, batch: str, ids: Sequence[bytes]) -> list[bytes]:
+        """Return those ids of which there is no message of the batch."""
+        bodies = await self.client.command("HMGET", self.keys.named("bodies"), *ids)
+        return [
+            id
+            for id, body in zip(ids, bodies, strict=True)  # noqa: A001
+            if body is None or batch_in(body) != batch
+        ]
 
     async def batch_counts(self, batch: str) -> BatchCounts | None:
         """Count the messages of a batch; None if there is no such batch."""

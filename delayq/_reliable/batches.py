@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from delayq._checks import describe_value
 from delayq._durations import Duration, moment_us, seconds
+from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.bodies import with_batch
 from delayq._reliable.ids import follower_id, home_of, new_ids_in
 from delayq._reliable.offer import Offer
 from delayq._reliable.outcomes import result_codec
+from delayq._reliable.settings_cache import MOST_TRIES
 from delayq.codecs.protocol import decode
 from delayq.errors import (
     BadInput,
@@ -188,11 +190,15 @@ class Batch:
             NoBatch: As for :meth:`status`.
             OutcomeUnknown: Some were cancelled, or may have been. Calling it again is safe.
         """
-        await self.status()
+        was_offered_whole = (await self.status()).was_offered_whole
         cancelled, after = 0, b""
         while ids := await self._ask(partial(_open_page, batch=self.id, after=after)):
-            cancelled += await self._ask(partial(_cancel_page, ids=ids, running=running)) or 0
             after = ids[-1]
+            if not was_offered_whole:
+                # Some may never have been stored, and other messages may have their ids.
+                ids = await self._ask(partial(_stored_page, batch=self.id, ids=ids))
+            if ids:
+                cancelled += await self._ask(partial(_cancel_page, ids=ids, running=running)) or 0
         return cancelled
 
     async def results(self) -> dict[str, Any]:
@@ -292,43 +298,61 @@ class BatchOffers:
 
         Raises as :meth:`ReliableQueue.offer_batch`.
         """
-        queue, settings = self._queue, self._queue.settings
-        stored = await self._sender.settings_for_offers(durability)
-        index = self._partition_for(encoded, stored.partitions)
-        batch = _new_batch_id(index, stored.partitions)
-        members = encoded.members_of(batch, index, stored.partitions)
-        then, on_failure = encoded.successors_of(batch, index, stored.partitions)
+        await self._sender.settings_for_offers(durability)
+        store, batch, members = await self._begin(encoded)
+        count, at_once = self._queue.settings.stored.partitions, asyncio.Semaphore(_CALLS_AT_ONCE)
 
         async def join(ids: Sequence[str]) -> None:
-            partition = queue.home_of(batch)
-            count = settings.stored.partitions
-            await partition.store.join_batch(count, batch, ids, then, on_failure)
-
-        pages = [
-            [member.id for member in members[at : at + _IDS_PER_CALL]]
-            for at in range(0, max(1, len(members)), _IDS_PER_CALL)
-        ]
-        at_once = asyncio.Semaphore(_CALLS_AT_ONCE)
-
-        async def join_page(ids: Sequence[str]) -> None:
             async with at_once:
-                await settings.repeat(lambda: join(ids), lambda: queue.home_of(batch).index)
+                await store.join_batch(count, batch, ids)
 
-        # The first call creates the batch.
-        await join_page(pages[0])
-        await asyncio.gather(*map(join_page, pages[1:]))
-        ignored = await self._sender.send_members(members, durability) if members else []
+        try:
+            # The first page has joined.
+            await asyncio.gather(*map(join, _pages(members)[1:]))
+        except SettingsChanged as error:
+            raise ServerUnavailable(
+                f"batch {batch!r} was not offered whole, and never finishes: {error}"
+            ) from error
+        ignored, not_durable = await self._sender.send_members(members, durability)
         for at in range(0, max(1, len(ignored)), _IDS_PER_CALL):
-            page = ignored[at : at + _IDS_PER_CALL]
-            is_last = at + _IDS_PER_CALL >= len(ignored)
-            await settings.repeat(
-                partial(self._seal, batch, page, is_last=is_last),
-                lambda: queue.home_of(batch).index,
+            seal = partial(
+                store.seal_batch,
+                batch,
+                ignored[at : at + _IDS_PER_CALL],
+                is_last=at + _IDS_PER_CALL >= len(ignored),
             )
+            if not await self._queue.settings.repeat(seal):
+                # A server that has failed over may have lost it.
+                raise NoBatch(batch)
+        if not_durable is not None:
+            raise not_durable
         return batch, [member.id for member in members]
 
-    async def _seal(self, batch: str, ids: Sequence[str], *, is_last: bool) -> None:
-        await self._queue.home_of(batch).store.seal_batch(batch, ids, is_last=is_last)
+    async def _begin(self, encoded: EncodedBatch) -> tuple[ReliableStore, str, list[NewMessage]]:
+        """Create a batch in a partition where all of its messages can lie, and let the first of
+        them join it.
+
+        Returns:
+            The data of the partition, the batch's id, and its messages.
+        """
+        queue, settings = self._queue, self._queue.settings
+        for _ in range(MOST_TRIES):
+            count = settings.stored.partitions
+            index = self._partition_for(encoded, count)
+            batch = _new_batch_id(index, count)
+            members = encoded.members_of(batch, index, count)
+            store = queue.opened_partitions[index].store
+            followers = encoded.successors_of(batch, index, count)
+            try:
+                await store.join_batch(count, batch, _pages(members)[0], *followers)
+            except SettingsChanged:
+                # Its messages may belong elsewhere now.
+                await settings.after_refusal(index)
+            else:
+                return store, batch, members
+        raise ServerUnavailable(
+            f"nothing was stored: the settings of queue {queue.name!r} keep changing"
+        )
 
     def _partition_for(self, encoded: EncodedBatch, partitions: int) -> int:
         """Return a partition in which all messages of a batch can lie."""
@@ -337,7 +361,7 @@ class BatchOffers:
             raise BadInput(
                 f"the messages of a batch and what follows must lie in one partition, and queue"
                 f" {self._queue.name!r} has {partitions}: give all of them the same group, or leave"
-                " group out, and the id of what follows"
+                " group and id out"
             )
         return homes.pop() if homes else self._queue.rotation.next()[0]
 
@@ -360,9 +384,7 @@ class EncodedBatch:
     def home_names(self) -> Iterable[str]:
         """The names whose partition its messages lie in."""
         for member in self.members:
-            if member.group is not None:
-                yield member.group
-            yield from member.homes
+            yield from member.home_names
         for successor in (self.then, self.on_failure):
             if successor is not None:
                 yield from successor.home_names
@@ -376,8 +398,8 @@ class EncodedBatch:
                 content=with_batch(member.content, batch),
                 # An id that somebody else has would be one that has not joined the batch.
                 id_generated=False,
-                # One without a group lies with its batch, whatever its id is.
-                group=batch if member.group is None else member.group,
+                # One with neither lies with its batch.
+                group=member.group or member.id or batch,
                 homes=(),
             )
             for member in self.members
@@ -395,6 +417,12 @@ class EncodedBatch:
             )
             for number, successor in enumerate((self.then, self.on_failure))
         ]
+
+
+def _pages(members: Sequence[NewMessage]) -> list[list[str]]:
+    """Return the ids of messages in pages, each for one call that lets them join; at least one."""
+    starts = range(0, max(1, len(members)), _IDS_PER_CALL)
+    return [[member.id for member in members[at : at + _IDS_PER_CALL]] for at in starts]
 
 
 def _new_batch_id(partition: int, partitions: int) -> str:
@@ -418,6 +446,14 @@ async def _open_page(store: ReliableStore, *, batch: str, after: bytes) -> list[
 async def _cancel_page(store: ReliableStore, *, ids: Sequence[bytes], running: bool) -> int:
     names = [id.decode(errors="surrogateescape") for id in ids]  # noqa: A001
     return sum(await store.cancel(names, leased=running))
+
+
+async def _stored_page(store: ReliableStore, *, batch: str, ids: Sequence[bytes]) -> list[bytes]:
+    """Take the messages out of a batch that are not stored, and return the ids of the others."""
+    absent_ids = await store.absent(batch, ids)
+    if absent_ids:
+        await store.seal_batch(batch, absent_ids, is_last=False)
+    return [id for id in ids if id not in absent_ids]  # noqa: A001
 
 
 async def _handled_page(

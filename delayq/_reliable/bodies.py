@@ -210,6 +210,12 @@ def group_in(content: bytes) -> str | None:
     return None if match is None else unquote(match[1].decode())
 
 
+def batch_in(body: bytes) -> str | None:
+    """Return the batch that a body names; None if it names none, or cannot be read."""
+    times = _TIMES.match(body)
+    return None if times is None or times[8] is None else times[8].decode()
+
+
 def parse(body: bytes) -> Body:
     """Split a body into its parts.
 

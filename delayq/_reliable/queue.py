@@ -284,8 +284,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         Args:
             offers: The messages, up to 100,000. They lie in one partition: if the queue has
-                several, give all of them the same group, or none. One whose id is taken, with
-                ``on_duplicate="ignore"``, does not belong to the batch.
+                several, give all of them the same group, or neither group nor id. One whose id is
+                taken, with ``on_duplicate="ignore"``, does not belong to the batch.
             then: A message that is stored once, when all of them have been handled: at once if
                 there are none.
             on_failure: A message that is stored once, when the first of them becomes a dead letter,
@@ -302,6 +302,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             DuplicateMessage, QueueFull, OutcomeUnknown, ServerError, Closed: The messages are not
                 stored, or only some of them are, as for :meth:`offer_many`. Then the batch never
                 finishes, and its status says that it was not offered whole.
+            NoBatch: The server has lost the batch meanwhile, as after a failover. The messages are
+                stored, and nothing follows from them.
+            NotDurable: The batch is stored whole, but not as safely as requested.
         """
         self._check_open()
         if not isinstance(offers, Iterable):

@@ -179,23 +179,27 @@ class Sender:
 
     async def send_members(
         self, messages: MutableSequence[NewMessage], durability: str | None
-    ) -> list[str]:
+    ) -> tuple[list[str], NotDurable | None]:
         """Store messages that have ids, as :meth:`send_many` does.
 
         Returns:
             The ids of those that are not stored, because there are messages of these ids already,
-            which are to stay.
+            which are to stay; and the error if all are stored, but not as safely as requested.
         """
-        await self.settings_for_offers(durability)
         await self._queue.flush()
         outcomes: list[Any] = [None] * len(messages)
+        not_durable: NotDurable | None = None
         await self._send_some(messages, range(len(messages)), durability, outcomes)
-        await self._send_all(messages, durability, outcomes)
-        return [
+        try:
+            await self._send_all(messages, durability, outcomes)
+        except NotDurable as error:
+            not_durable = error
+        ignored = [
             message.id
             for message, outcome in zip(messages, outcomes, strict=True)
             if outcome is _IGNORED
         ]
+        return ignored, not_durable
 
     async def settings_for_offers(self, durability: str | None) -> StoredSettings:
         """Return the settings of the queue, which are known and declared before anything is sent.

@@ -14,6 +14,7 @@ from delayq.admin.reliable import ReliableInspector
 from delayq.errors import ConfigurationError, DuplicateMessage
 from delayq.tasks import INJECTED
 from tests.support.tasks import running
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -242,6 +243,53 @@ async def test_a_batch_that_was_not_offered_whole_never_finishes(
     assert await ack_all(jobs) == []
 
 
+async def test_what_was_never_stored_can_be_cancelled(jobs: ReliableQueue[Any], raw: Any) -> None:
+    await jobs.offer("other", id="m1", delay=3600)
+    with pytest.raises(DuplicateMessage):
+        await offered(jobs, 2)
+    fields = await raw.hkeys("delayq:{jobs}:batches")
+    batch = jobs.batch(min(fields, key=len).decode())
+    assert await batch.cancel() == 1
+    assert await counts(batch) == {"cancelled": 1}
+    assert await jobs.get("m1") is not None
+
+
+async def test_a_batch_that_the_server_has_lost_is_an_error(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    async def lose() -> None:
+        await until(lambda: raw.exists("delayq:{jobs}:bodies"))
+        await raw.delete("delayq:{jobs}:batches")
+
+    offers = [Offer(number) for number in range(3000)]
+    async with running(lose()):
+        with pytest.raises(NoBatch):
+            await jobs.offer_batch(offers, then=THEN)
+
+
+async def test_a_batch_that_is_not_durable_is_whole_all_the_same(jobs: ReliableQueue[Any]) -> None:
+    with pytest.raises(delayq.NotDurable) as caught:
+        await jobs.offer_batch(members(2), then=THEN, durability="replicas:1")
+    assert set(caught.value.stored) == {"m0", "m1"}
+    assert await ack_all(jobs) == [0, 1]
+    assert await ack_all(jobs) == ["report"]
+
+
+async def test_a_client_that_has_not_heard_of_new_partitions_offers_a_whole_batch(
+    client: Client, server: PrivateServer
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2)
+    await jobs.offer("known")
+    assert await ack_all(jobs) == ["known"]
+    async with delayq.connect(server.url) as other:
+        await ReliableInspector.of(other, "jobs").repartition(5)
+    batch = await jobs.offer_batch([Offer(n, group="acme") for n in range(5)], then=THEN)
+    values: list[Any] = []
+    while "report" not in values:
+        values += await ack_all(jobs)
+    assert await counts(batch) == {"handled": 5}
+
+
 async def test_an_empty_batch_leads_on_at_once(jobs: ReliableQueue[Any]) -> None:
     batch = await jobs.offer_batch([], then=THEN, on_failure=FAILURE)
     assert (await batch.wait(1)).total == 0
@@ -308,8 +356,10 @@ async def test_a_batch_lies_in_one_partition(client: Client) -> None:
             values += await ack_all(jobs)
         assert sorted(values[:-1]) == [*range(51)]
         assert await counts(batch) == {"handled": 51}
-    with pytest.raises(BadInput, match="must lie in one partition, and queue 'jobs' has 4"):
-        await jobs.offer_batch([Offer(number, group=f"g{number}") for number in range(20)])
+    for name in ("group", "id"):
+        offers = [Offer(number, **{name: f"g{number}"}) for number in range(20)]  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="must lie in one partition, and queue 'jobs' has 4"):
+            await jobs.offer_batch(offers)
 
 
 async def test_a_queue_with_an_unfinished_batch_is_not_moved(client: Client) -> None:
@@ -331,7 +381,7 @@ async def test_a_call_that_arrives_late_does_not_open_again_what_has_ended(
     batch = await offered(jobs, 1)
     assert await ack_all(jobs) == [0]
     keys = [f"delayq:{{jobs}}:{key}" for key in JOIN_BATCH.keys]
-    await raw.eval(JOIN_BATCH.text, len(keys), *keys, 1, batch.id, "", "", "m0")
+    await raw.eval(JOIN_BATCH.text, len(keys), *keys, 1, batch.id, "", "", "m0", "ignored")
     assert await counts(batch) == {"handled": 1}
     assert await ack_all(jobs) == ["report"]
 

@@ -27,7 +27,10 @@ if not agrees_on(partitions, layout, stored_number) then return settings_changed
 if redis.call('HEXISTS', settings, 'draining') == 1 then return settings_changed() end
 check_batches()
 local now = now_us()
-if not read_batch(batch) then
+local created, total = read_batch(batch)
+-- A call that arrives late finds the batch whole, and changes nothing.
+if created and total ~= '?' then return 1 end
+if not created then
   save_batch(batch, string.format('%.0f', now), '?', 0, now + MEMORY_OF_OTHERS)
   if on_success ~= '' then redis.call('HSET', batches, batch .. '\0then', on_success) end
   if on_failure ~= '' then redis.call('HSET', batches, batch .. '\0failure', on_failure) end

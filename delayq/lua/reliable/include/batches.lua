@@ -107,8 +107,8 @@ end
 local function reopen_member(id, body)
   local batch = batch_in(body)
   if not batch or not change_member(batch, id, 'd', 'o') then return end
-  local created, total = read_batch(batch)
-  if created then save_batch(batch, created, total, 0, 0) end
+  local created, total, _, forgotten = read_batch(batch)
+  if created then save_batch(batch, created, total, 0, total == '?' and tonumber(forgotten) or 0) end
 end
 
 -- Forget some of the batches whose time is over: of a few that the server chooses, and a bounded number

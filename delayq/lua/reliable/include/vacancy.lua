@@ -8,12 +8,13 @@
 --   record_times  ZSET    ids of messages of which a record is kept
 --   paused        STRING  exists while no client may take anything
 --   kept_slots    ZSET    see include/kept_slots.lua
+--   batches       HASH    of include/batches.lua
 
 -- Return whether nothing is there that was placed by the number of partitions: no message, slot of a
--- message that was cancelled, dead letter, schedule, remembered id, start that still counts, record or
+-- message that was cancelled, batch, dead letter, schedule, remembered id, start that still counts, record or
 -- pause, and no group that has settings of its own.
 local function is_vacant(now)
-  if redis.call('EXISTS', bodies, leased, group_members, dead, record_times, paused) > 0 then return false end
+  if redis.call('EXISTS', bodies, leased, group_members, dead, record_times, paused, batches) > 0 then return false end
   -- The field with the empty name is none of the schedules.
   if redis.call('HLEN', schedules) > redis.call('HEXISTS', schedules, '') then return false end
   for _, ends in ipairs({remembered, kept_slots}) do
