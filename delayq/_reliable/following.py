@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -36,6 +37,8 @@ EventState = Literal["delayed", "ready", "leased", "done", "dead", "dropped", "u
 _FINAL = ("done", "dead", "dropped", "unknown")
 # Seconds between two reports of one message that reach the server.
 _BETWEEN_REPORTS = 0.1
+# For how many seconds the end of a message waits for the last report.
+_FLUSH_WITHIN = 1.0
 # The largest text of a report, characters.
 _LONGEST_TEXT = 1000
 # Seconds between two looks at a message of which nothing is announced: at first, and at most.
@@ -117,6 +120,7 @@ class ProgressReporter:
         self._pending: str | None = None
         self._sent_at = -math.inf
         self._sending: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
 
     async def report(self, done: float, total: float | None, text: str | None) -> None:
         """Send a report, or keep it until the next one may be sent. Raises as
@@ -131,11 +135,12 @@ class ProgressReporter:
             self._sending = self._context.loop.create_task(self._send_later(wait))
 
     async def flush(self) -> None:
-        """Send the last report, if that is still to be done."""
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
-        await self._send()
+        """Send the last report, if that is still to be done, and wait until it has arrived: not for
+        long, because whatever ends the lease comes next.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_WITHIN):
+                await self._send()
 
     async def _send_later(self, wait: float) -> None:
         await asyncio.sleep(wait)
@@ -143,16 +148,19 @@ class ProgressReporter:
         await self._send()
 
     async def _send(self) -> bool:
-        """Send what is pending, and return whether the lease is still ours, as far as we know."""
-        report, self._pending = self._pending, None
-        if report is None:
-            return True
-        self._sent_at = self._context.loop.time()
-        try:
-            return await self._context.partition.store.progress(self._claim, report)
-        except (ServerError, Closed):
-            # The work goes on without it, and the next report says more.
-            return True
+        """Send what is pending, behind any report that is on its way, and return whether the lease
+        is still ours, as far as we know.
+        """
+        async with self._turn:
+            report, self._pending = self._pending, None
+            if report is None:
+                return True
+            self._sent_at = self._context.loop.time()
+            try:
+                return await self._context.partition.store.progress(self._claim, report)
+            except (ServerError, Closed):
+                # The work goes on without it, and the next report says more.
+                return True
 
 
 def _packed(done: float, total: float | None, text: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -279,8 +280,6 @@ class Message(Generic[T]):
         for offer in then:
             self.then(offer)
         self.keep_result(result)
-        if hasattr(self, "_reporter"):
-            await self._reporter.flush()
         claim = self._claim
         size = len(getattr(claim, "result", b""))
         if self._leads_on():
@@ -289,6 +288,8 @@ class Message(Generic[T]):
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
         self._context.keeper.let_go(claim)
         try:
+            if hasattr(self, "_reporter"):
+                await self._flush_report()
             check_outcome(await self._context.acknowledger.ack(claim, 1 + size // _RESULT_UNIT))
         except asyncio.CancelledError:
             # The acknowledgement is carried out all the same, so the message is not given back.
@@ -301,6 +302,17 @@ class Message(Generic[T]):
             self._hold_on()
             raise
         self._mark_settled()
+
+    async def _flush_report(self) -> None:
+        """Send the last report before the acknowledgement.
+
+        If the caller is cancelled meanwhile, the message has been handled all the same.
+        """
+        try:
+            await self._reporter.flush()
+        except asyncio.CancelledError:
+            self._context.acknowledger.ack_and_forget(self._claim, sys.maxsize)
+            raise
 
     def _leads_on(self) -> bool:
         """Return whether the acknowledgement may store messages, and note these with the claim."""

@@ -112,6 +112,22 @@ async def test_ten_reports_a_second_reach_the_server_and_the_last_one_does(
     assert (await anext(events)).done == 499
 
 
+async def test_a_handler_that_is_cancelled_while_it_reports_has_acknowledged(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    await jobs.offer("video", id="v")
+    (message,) = await jobs.claim(wait=10)
+    await message.progress(1)
+    await message.progress(2)
+    await raw.client_pause(300, all=False)
+    acking = asyncio.create_task(message.ack())
+    await asyncio.sleep(0.05)
+    acking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await acking
+    assert [event.state async for event in jobs.follow("v", 10)][-1] == "done"
+
+
 async def test_a_report_after_the_lease_is_refused(jobs: ReliableQueue[Any]) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)

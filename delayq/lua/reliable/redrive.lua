@@ -28,6 +28,10 @@
 redis.call('ZCARD', dead)
 check_messages()
 check_batches()
+-- A move has found no unfinished batch, and would not see that one of them goes on.
+if redis.call('HEXISTS', settings, 'draining') == 1 then
+  return redis.error_reply('DELAYQ_SETTINGS the queue is about to be moved to another number of partitions: try again later')
+end
 local now = now_us()
 local reply = {}
 for i, name in ipairs(names) do
