@@ -80,18 +80,29 @@ class Log:
 
         A process that is killed has not noted what was on its way to it. Only the server knows.
         """
-        held: dict[int, list[Delivered]] = defaultdict(list)
+        by_key: dict[int, list[Delivered]] = defaultdict(list)
         for one in self.history.delivered:
-            held[one.key].append(one)
-        unnoted = []
-        for key, ends_us in self.leases:
+            by_key[one.key].append(one)
+        for key, ends_us in sorted(self.leases):
             claimed_us = ends_us - lease_us
             # A leased message cannot be claimed, so that is its lease as it began, or renewed.
             if not any(
-                one.claimed_us <= claimed_us <= self._renewed_until(one) for one in held[key]
+                one.claimed_us <= claimed_us <= self._renewed_until(one) for one in by_key[key]
             ):
-                unnoted.append(Delivered(key, 0, claimed_us=claimed_us, ends_us=ends_us))
-        return sorted((*self.history.delivered, *unnoted), key=lambda one: one.claimed_us)
+                by_key[key].append(Delivered(key, 0, claimed_us=claimed_us, ends_us=ends_us))
+        claims = (one for key in by_key for one in self._started(key, by_key[key]))
+        return sorted(claims, key=lambda one: one.claimed_us)
+
+    def _started(self, key: int, claims: list[Delivered]) -> Iterator[Delivered]:
+        """Yield the claims of a message but for those from which it went back before it was begun:
+        a rate does not count them.
+        """
+        claims.sort(key=lambda one: one.claimed_us)
+        for one, later in itertools.zip_longest(claims, claims[1:]):
+            # Claimed again within its lease; or cancelled when it may have been back.
+            went_back = later.claimed_us < one.ends_us if later else key in self.cancelled
+            if one.seen_us or not went_back:
+                yield one
 
     def _renewed_until(self, one: Delivered) -> int:
         """Return when the lease of a delivery ended, or was renewed last.

@@ -149,6 +149,19 @@ def test_a_lease_that_was_renewed_before_its_process_was_killed_is_no_further_st
     assert [one.claimed_us for one in log.claims(LEASE)] == [DUE, DUE + 10 * SECOND]
 
 
+def test_a_message_that_went_back_before_it_was_begun_is_no_start() -> None:
+    noted = came(0, 1)
+    log = Log(History(delivered=[noted]), {0: "a", 1: "a"}, {"a": Bound()})
+    log.leases = {(0, DUE + LEASE), (1, DUE + LEASE)}
+    assert [one.key for one in log.claims(LEASE)] == [1, 0]
+    # Cancelled when it was seen to be leased, which it may not have been any more.
+    log.cancelled[1] = DUE + SECOND
+    assert log.claims(LEASE) == [noted]
+    # Its lease was lost: its worker may have begun it.
+    noted.claimed_us = DUE + LEASE
+    assert [one.claimed_us for one in log.claims(LEASE)] == [DUE, DUE + LEASE]
+
+
 BUGS = {bug: plant for bug, (_, _, plant) in PLANTS.items()}
 BUGS |= {name: case.plant for name, case in SAFEGUARDS.items()}
 
