@@ -18,7 +18,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.scripts import ACK, FINISH, REGISTER, TALLY
 from delayq._reliable.store import ReliableStore
 from tests.support.reliable import claim_all, claim_one, get, values
-from tests.support.reliable_store import Store
+from tests.support.reliable_store import HOUR, Store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -390,6 +390,20 @@ async def test_a_group_that_becomes_ordered_waits_for_its_suspects(
     assert (await claim_one(jobs)).value == 0
     await jobs.configure(group_limit=Limit(ordered=True))
     assert await claimed(jobs) == []
+
+
+@pytest.mark.every_server
+async def test_messages_that_hold_up_a_group_come_by_due_time_whatever_their_priority(
+    client: Client, raw: Any
+) -> None:
+    jobs, store = client.reliable_queue("jobs", lease=HOUR), Store(raw, "jobs")
+    await jobs.offer_many([*of_group("a", 1), *of_group("a", 2, priority=9)])
+    assert await claimed(jobs) == [2, 1]
+    # Both leases are lost, and the group becomes ordered before a claim finds out.
+    await store.let_pass(2 * HOUR)
+    await jobs.offer_many(of_group("a", 3, priority=9))
+    await jobs.groups.set_limit("a", Limit(ordered=True))
+    assert await one_by_one(jobs) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("partitions", [1, 2])

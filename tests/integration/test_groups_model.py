@@ -172,7 +172,8 @@ class Model:
 
     def waiting(self, group: str | None) -> list[Live]:
         some = [each for each in self.of(group) if not each.lease and not each.suspect]
-        return sorted(some, key=lambda m: (not m.held, -m.priority, m.moment))
+        # Those that hold their group up come by due time, whatever their priority.
+        return sorted(some, key=lambda m: (not m.held, 0 if m.held else -m.priority, m.moment))
 
     def turn(self, group: str | None) -> float | None:
         """Return the hour from which on the next message of a group may be handed out."""
