@@ -108,10 +108,6 @@ class Live:
     # When it is due at the latest: a claim drops it as soon as it has expired.
     due_at_most: Moment | None = None
 
-    def wait_until(self, moment: Moment) -> None:
-        self.lease, self.lost, self.suspect, self.lost_at = None, 0, False, 0
-        self.moment = moment if self.due_at_most is None else min(moment, self.due_at_most)
-
     def lose(self) -> None:
         """Count an attempt whose lease is lost."""
         self.lost += 1
@@ -333,6 +329,13 @@ class Model:
         assert message.was_due is not None
         message.moment, message.attempts = message.was_due, message.attempts - 1
         message.lease, message.suspect, message.lost_at = None, message.lost > 1, 0
+
+    def postpone(self, message: Live, delay: int) -> None:
+        message.lease, message.lost, message.suspect, message.lost_at = None, 0, False, 0
+        message.moment = self.after(delay)
+        if message.due_at_most is not None:
+            # If it expired while a worker had it, that is now.
+            message.moment = min(message.moment, max(self.after(0), message.due_at_most))
 
     def die(self, message: Live, reason: str, error: str | None) -> None:
         name = key = message.id.partition("\0")[0]
@@ -778,7 +781,7 @@ class ReliableMachine(RuleBasedStateMachine):
             model.bury(held, "attempts", error)
         else:
             live.error = error or live.error
-            live.wait_until(model.after(delay))
+            model.postpone(live, delay)
             model.record_attempt(held, live, error)
 
     @precondition(lambda self: self.held)
@@ -792,7 +795,7 @@ class ReliableMachine(RuleBasedStateMachine):
     def snoozed(self, model: Model, held: Held, delay: int) -> None:
         live = model.live[held.id]
         live.attempts -= 1
-        live.wait_until(model.after(delay))
+        model.postpone(live, delay)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -897,7 +900,7 @@ class ReliableMachine(RuleBasedStateMachine):
         if free is not None:
             if free.lease:
                 free.lose()
-            free.wait_until(model.after(delay))
+            model.postpone(free, delay)
 
     @precondition(lambda self: self.model.hours("keep") and self.model.live)
     @rule(data=st.data())
