@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import shlex
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.process import BaseProcess
 
-    from delayq import Client
+    from delayq import Client, ReliableQueue
     from tests.support.servers import PrivateServer
 
 __all__ = ["cli", "sync_raw"]
@@ -195,7 +197,17 @@ async def seed_evil(client: Client) -> None:
     await buried.bury(EVIL)
     await jobs.claim(1)
     await client.delayed_queue(EVIL).offer_many([(EVIL, 60), (EVIL, 0)])
-    await listed(client, name=EVIL)
+    # One who waits stays in the list of workers, unlike one who has claimed something.
+    name = f"idle {EVIL}"
+    waiting = asyncio.create_task(wait_in_vain(client.reliable_queue(name)))
+    await listed(client, name=name)
+    assert not waiting.done()
+
+
+async def wait_in_vain(queue: ReliableQueue[Any]) -> None:
+    """Wait for a message until the client closes."""
+    with suppress(delayq.Closed):
+        await queue.claim(wait=3600)
 
 
 def _in_a_file(cli: Cli, words: list[str], act: Callable[[str], object]) -> str:
@@ -210,6 +222,7 @@ def _in_a_file(cli: Cli, words: list[str], act: Callable[[str], object]) -> str:
     return out.getvalue()
 
 
+@pytest.mark.usefixtures("_patient", "_workers_stay_listed")
 def test_text_from_other_programs_never_controls_the_terminal(
     cli: Cli, server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +248,7 @@ def test_text_from_other_programs_never_controls_the_terminal(
                     _, shown = cli.at_terminal(shlex.join(words))
                     assert not {"\x07", "\x9b", "\u202e"} & {*shown}, line
                     assert "\x1b]" not in shown, line
+                assert "no workers" not in shown
                 assert "Traceback" not in shown.replace("  Traceback", ""), line
 
 
