@@ -51,6 +51,7 @@ class Row:
     error_line: str = ""
     reason: str = ""
     group: str = ""
+    batch: str = ""
     max_attempts: int | None = None
     timeout_us: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -130,6 +131,7 @@ def of_message(ref: MessageRef, stored: StoredMessage, times: MessageTimes | Non
         error=error,
         error_line=line,
         group=parts.group or "",
+        batch=parts.batch or "",
         max_attempts=parts.max_attempts,
         timeout_us=parts.timeout_us,
         headers=_texts(parts.headers),
@@ -158,6 +160,7 @@ def of_letter(ref: MessageRef, stored: StoredLetter) -> Row:
         error_line=line,
         reason=str(death.get("reason") or ""),
         group=parts.group or "",
+        batch=parts.batch or "",
         max_attempts=parts.max_attempts,
         timeout_us=parts.timeout_us,
         headers=_texts(parts.headers),

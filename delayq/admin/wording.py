@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from delayq._reliable.batches import BatchStatus
     from delayq._reliable.groups import Group
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -123,6 +124,13 @@ def describe_group_state(group: Group, now: datetime) -> str:
         return "due"
     is_held_up = group.limit is not None and group.limit.ordered and not group.running
     return "held up" if is_held_up else "at its limit"
+
+
+def describe_batch_state(status: BatchStatus) -> str:
+    """Return in a few words how far a batch is."""
+    if status.is_finished:
+        return "all handled" if status.handled == status.total else "ended"
+    return "in progress" if status.was_offered_whole else "not offered whole"
 
 
 def _is_number(text: str) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq.admin.reliable import ReliableInspector
+from delayq.admin.wording import describe_batch_state
 from delayq.cli.options import AsJson, MaxRows, ReliableOnly, Url
 from delayq.cli.output import (
     CommandFailed,
@@ -100,12 +101,6 @@ def _show_list(statuses: Sequence[BatchStatus], limit: int, now: datetime) -> No
         say("there are more: use --limit")
 
 
-def _state(status: BatchStatus) -> str:
-    if status.is_finished:
-        return "all handled" if status.handled == status.total else "ended"
-    return "in progress" if status.was_offered_whole else "not offered whole"
-
-
 def _facts(status: BatchStatus) -> dict[str, Any]:
     return {
         "batch": status.id,
@@ -113,14 +108,14 @@ def _facts(status: BatchStatus) -> dict[str, Any]:
         "created_at": moment_json(status.created_at),
         "finished_at": moment_json(status.finished_at),
         "was_offered_whole": status.was_offered_whole,
-        "state": _state(status),
+        "state": describe_batch_state(status),
     }
 
 
 def _fields(status: BatchStatus, now: datetime) -> list[tuple[str, str]]:
     return [
         ("batch", status.id),
-        ("state", _state(status)),
+        ("state", describe_batch_state(status)),
         *((name, f"{getattr(status, name):,}") for name in _COUNTS),
         ("created", moment_cell(status.created_at, now)),
         ("finished", moment_cell(status.finished_at, now)),
@@ -129,4 +124,4 @@ def _fields(status: BatchStatus, now: datetime) -> list[tuple[str, str]]:
 
 def _row(status: BatchStatus, now: datetime) -> list[str]:
     counts = [f"{getattr(status, name):,}" for name in _COUNTS]
-    return [status.id, moment_cell(status.created_at, now), *counts, _state(status)]
+    return [status.id, moment_cell(status.created_at, now), *counts, describe_batch_state(status)]

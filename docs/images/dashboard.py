@@ -38,8 +38,8 @@ SHOWN = {
     **{
         f"{page}-light": (page, "wide", False, 900)
         for page in (
-            *("message", "search", "letters", "causes", "groups", "schedules", "history"),
-            *("workers", "settings", "enqueue", "purge"),
+            *("message", "search", "letters", "causes", "groups", "batches"),
+            *("schedules", "history", "workers", "settings", "enqueue", "purge"),
         )
     },
 }

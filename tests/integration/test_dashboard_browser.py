@@ -61,6 +61,7 @@ async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
         await ops.offer("running", id="running")
         await ops.claim()
         await ops.offer({"n": 1}, delay=3000, id="waits", group="tenant")
+        await ops.offer_batch([Offer(i, delay=3000) for i in range(2)])
         await ops.schedule("nightly", every=86_400, value=1)
         async with running(work(client.reliable_queue("thumbs"))):
             await visit(partial(_click_through, address), 390)
@@ -170,6 +171,10 @@ _OPERATE: Any = (
         *(("Unset", "group limit applies again"), ("Pause", "Group paused.")),
         *(("Resume", "Group resumed."), ("#new_group", "another"), ("#limit", "ordered")),
         ("Set the limit", "Limit set."),
+    ),
+    (
+        *("batches", (".stack tbody tr:first-child a", None), ('[name="running"]', None)),
+        ("Cancel the batch", "messages of the batch cancelled."),
     ),
     ("schedules", ("Run now", "The next run is due now."), _UNDO),
     (

@@ -15,7 +15,16 @@ from urllib.parse import quote
 
 import pytest
 
-from delayq import DuplicateMessage, Limit, Offer, OutcomeUnknown, ReliableQueue, connect, dashboard
+from delayq import (
+    DuplicateMessage,
+    LeaseLost,
+    Limit,
+    Offer,
+    OutcomeUnknown,
+    ReliableQueue,
+    connect,
+    dashboard,
+)
 from delayq._dashboard.pages import PAGES
 from delayq._dashboard.sources import AT_A_TIME, DelayedSource
 from delayq._dashboard.undo import Undo, Undone, Undos
@@ -713,6 +722,47 @@ async def test_many_groups_have_pages(client: Client, reader: Browser) -> None:
     seen = await on_all_pages(reader, GROUPS, r"<bdi>(g\d+)</bdi>")
     assert seen == [f"g{n:03}" for n in range(120)]
     assert re.findall(r"<bdi>(g\d+)</bdi>", await page(reader, f"{GROUPS}&q=g007")) == ["g007"]
+
+
+# Batches
+
+BATCHES = "batches?kind=reliable&name=jobs"
+
+
+async def test_a_batch_is_shown_and_cancelled(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs", lease=60)
+    batch = await jobs.offer_batch([Offer(n) for n in range(5)])
+    await (await jobs.claim())[0].ack()
+    await (await jobs.claim())[0].bury("no such customer")
+    (running,) = await jobs.claim()
+    shown = texts(await page(admin, BATCHES))
+    assert batch.id in shown
+    # Waiting, running, handled, dead, cancelled.
+    assert "2 of 5 2 1 1 1 0" in shown
+    shown = await page(admin, links(await page(admin, BATCHES), "batches?")[-1])
+    assert "Cancel the batch" in texts(shown)
+    fields = form(shown) | {"do": "cancel_batch", "batch": batch.id}
+    shown = texts(await send(admin, fields))
+    assert "2 messages of the batch cancelled." in shown
+    assert "4 of 5 0 1 1 1 2" in shown
+    shown = texts(await send(admin, fields | {"running": "1"}))
+    assert "1 message of the batch cancelled." in shown
+    assert "5 of 5 0 0 1 1 3" in shown
+    assert "Cancel the batch" not in shown
+    with pytest.raises(LeaseLost):
+        await running.ack()
+    await send(admin, fields | {"batch": "1"})
+
+
+async def test_a_message_leads_to_its_batch(client: Client, reader: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(0)
+    assert "There are no batches." in texts(await page(reader, BATCHES))
+    batch = await jobs.offer_batch([Offer(1, id="one")])
+    shown = await page(reader, "message?kind=reliable&name=jobs&at=//one")
+    assert links(shown, "batches?")[-1] == f"batches?kind=reliable&name=jobs&q={batch.id}"
+    unknown = texts(await page(reader, f"{BATCHES}&q=12"))
+    assert "no batch" in unknown
 
 
 # Schedules

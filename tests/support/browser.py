@@ -47,6 +47,7 @@ PAGES = {
     "letters": f"letters?{MAILS}&error=mailbox",
     "causes": f"letters?{MAILS}&by=type",
     "groups": f"groups?{MAILS}",
+    "batches": "batches?kind=reliable&name=reports",
     "schedules": "schedules?kind=reliable&name=reports",
     "enqueue": f"enqueue?{MAILS}",
     "purge": f"purge?{MAILS}",
@@ -244,6 +245,14 @@ async def fill(client: Client) -> None:
     reports = client.reliable_queue("reports")
     await reports.offer({"report": "monthly"}, delay=86_400)
     await reports.schedule("monthly", cron="0 3 1 * *", value={}, timezone="Europe/Berlin")
+    for customers, failed in ((2, 0), (4, 1), (40, 2)):
+        month = [Offer({"customer": i}, priority=9 if i < 9 else 0) for i in range(customers)]
+        await reports.offer_batch(month, then=Offer({"report": "all"}, delay=86_400))
+        messages = await reports.claim(9)
+        for message in messages[failed : len(messages) - failed]:
+            await message.ack()
+        for message in messages[:failed]:
+            await message.bury("no such customer")
     await reports.pause()
     await mails.groups.set_limit("tenant-7", delayq.Limit(5, 100, 60))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delayq._dashboard.pages import (
+    batches,
     dead,
     enqueue,
     groups,
@@ -34,6 +35,7 @@ PAGES: tuple[Page, ...] = (
     dead.LETTERS,
     dead.MATCHING_LETTERS,
     groups.PAGE,
+    batches.PAGE,
     schedules.PAGE,
     enqueue.PAGE,
     settings.PAGE,
