@@ -1,16 +1,19 @@
-"""Chains and batches of messages, while workers and the server are killed.
+"""Chains, batches and messages that are resumed, while workers and the server are killed.
 
 ::
 
-    python -m tests.faults.continued --chains 5000 --batches 200 --members 500 --round-trip 50
+    python -m tests.faults.continued --chains 5000 --batches 200 --members 500 --resumable 500
 
 A worker process dies every 0.4 s, and the server every 3 s; it keeps an append-only file. In every
-tenth batch, two messages become dead letters, and are redriven in the end. :func:`judge` names what
-must not happen:
+tenth batch, two messages become dead letters, and are redriven in the end. A resumable message has
+stages: the first ones are steps, and after each of the others it saves where it is. :func:`judge`
+names what must not happen:
 
-- *missing*: a step of a chain, a message of a batch, or what follows from one was never handled.
+- *missing*: a step of a chain, a message of a batch, what follows from one, or a stage was never
+  handled.
 - *stored twice*: two messages are the same step, or follow from the same batch.
-- *after ack*: a message came again although its acknowledgement was confirmed.
+- *after ack*: a message came again although its acknowledgement was confirmed, or a stage although
+  its end was.
 - *too soon*: a step came before the one that it follows, or what follows from a batch before all of
   its messages; or something followed from a loss that there was not.
 """
@@ -24,6 +27,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,13 +51,17 @@ LEASE = 3.0
 STEPS = 10
 # Seconds between two kills.
 _WORKER_LIVES, _SERVER_LIVES = 0.4, 3.0
+# A worker is not killed before it has worked for so long, seconds.
+_WORKS_FOR = 1.0
 _CONCURRENCY = 100
 # In one of so many batches, messages die: the first ones, so many.
 _FAILING, _DEATHS = 10, 2
+# Of a message that is resumed, and how many of these are steps; each takes so long, seconds.
+_STAGES, _STEPS, _STAGE_LASTS = 6, 3, 0.05
 # Exists as soon as dead letters are redriven.
 REDRIVEN = "redriven"
 # What a message stands for: its kind, the number of its chain or batch, and that of its step or
-# member.
+# member; or a stage of a message, with the number of both.
 Key = tuple[str, int, int]
 
 
@@ -65,6 +73,7 @@ class Plan:
         chains: The number of chains, of ten steps each.
         batches: The number of batches.
         members: The number of messages of each batch.
+        resumable: The number of messages that are resumed.
         processes: The number of worker processes.
         round_trip: Of the network, milliseconds.
         within: For how many seconds everything may take, and once more for the dead letters.
@@ -73,6 +82,7 @@ class Plan:
     chains: int
     batches: int
     members: int
+    resumable: int = 0
     processes: int = 4
     round_trip: float = 0.0
     within: float = 600.0
@@ -84,7 +94,9 @@ class Plan:
 
 @dataclass
 class Notes:
-    """What workers noted of one message: when its handler began, and when it was acknowledged."""
+    """What workers noted of a message: when its handler began, and when its acknowledgement was
+    confirmed; or the same of a stage.
+    """
 
     began_us: list[int]
     acked_us: list[int]
@@ -93,28 +105,47 @@ class Notes:
 Seen = dict[Key, dict[str, Notes]]
 
 
-def work(url: str, folder: Path, who: str) -> None:
-    """Handle messages until this process is killed."""
+def work(url: str, path: Path) -> None:
+    """Handle messages until this process is killed, and note that in a file."""
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
-    asyncio.run(_work(url, folder, who))
+    asyncio.run(_work(url, path))
 
 
-async def _work(url: str, folder: Path, who: str) -> None:
+async def _work(url: str, path: Path) -> None:
     die_with_parent()
-    notes = os.open(folder / who, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(key: Key, message: delayq.Message[Any], event: str) -> None:
+        kind, number, part = key
+        os.write(notes, f"{kind} {number} {part} {message.id} {event} {now_us()}\n".encode())
+
+    async def resume(message: delayq.Message[Any], number: int) -> None:
+        async def run(stage: int) -> None:
+            note(("stage", number, stage), message, "began")
+            await asyncio.sleep(_STAGE_LASTS)
+
+        done = await message.load(default=_STEPS)
+        for stage in range(_STEPS):
+            await message.step(f"step {stage}", run, stage)
+            note(("stage", number, stage), message, "acked")
+        for stage in range(done, _STAGES):
+            await run(stage)
+            await message.save(stage + 1)
+            note(("stage", number, stage), message, "acked")
 
     async def handle(message: delayq.Message[Any]) -> None:
-        kind, number, part = message.value
-        line = f"{kind} {number} {part} {message.id}"
-        os.write(notes, f"{line} began {now_us()}\n".encode())
+        kind, number, part = key = tuple(message.value)
+        note(key, message, "began")
         is_failing = kind == "member" and part < _DEATHS and number % _FAILING == 0
-        if is_failing and not (folder / REDRIVEN).exists():
+        if is_failing and not path.with_name(REDRIVEN).exists():
             # What follows from the first loss has been handled when the next one comes.
             await asyncio.sleep(0.5 * part)
             await message.bury("planned")
             return
+        if kind == "resumable":
+            await resume(message, number)
         await message.ack()
-        os.write(notes, f"{line} acked {now_us()}\n".encode())
+        note(key, message, "acked")
 
     async with delayq.connect(url) as client:
         worker = delayq.Worker(client, concurrency=_CONCURRENCY)
@@ -130,7 +161,8 @@ class Storm:
         self._plan = plan
         self._folder = folder
         self._names = itertools.count()
-        self._processes: list[Any] = []
+        # By the paths of their notes.
+        self._processes: dict[Path, Any] = {}
         self.kills = 0
         # Batches of which it is not known whether they were offered whole.
         self.doubtful: set[int] = set()
@@ -148,7 +180,7 @@ class Storm:
             try:
                 async with delayq.connect(links.url) as client:
                     queue: delayq.ReliableQueue[Any] = client.reliable_queue(QUEUE)
-                    await asyncio.gather(self._offer_chains(queue), self._offer_batches(queue))
+                    await self._offer(queue)
                     await self._wait_until_idle(queue)
                     (self._folder / REDRIVEN).touch()
                     while (await _patiently(queue.stats)).dead:
@@ -157,23 +189,41 @@ class Storm:
             finally:
                 killing.cancel()
                 await asyncio.wait([killing])
-                for process in self._processes:
+                for process in self._processes.values():
                     process.kill()
 
     def _begin(self, url: str) -> None:
-        self._processes.append(start(work, url, self._folder, f"process {next(self._names)}"))
+        path = self._folder / f"process {next(self._names)}"
+        self._processes[path] = start(work, url, path)
 
     async def _kill(self, url: str) -> None:
+        up_since: dict[Path, float] = {}
         for count in itertools.count(1):
             await asyncio.sleep(_WORKER_LIVES)
-            process = self._processes.pop(0)
-            process.kill()
-            self._begin(url)
-            self.kills += 1
+            now = time.monotonic()
+            up_since = {path: now for path in self._processes if path.exists()} | up_since
+            # Others would never get to do anything if the machine is slow.
+            path = next((path for path, up in up_since.items() if now - up >= _WORKS_FOR), None)
+            if path is not None:
+                del up_since[path]
+                self._processes.pop(path).kill()
+                self._begin(url)
+                self.kills += 1
             if count % round(_SERVER_LIVES / _WORKER_LIVES) == 0:
                 # Another thread waits until it is up again.
                 await asyncio.to_thread(self._server.kill)
                 await asyncio.to_thread(self._server.start)
+
+    async def _offer(self, queue: delayq.ReliableQueue[Any]) -> None:
+        resumable = [
+            Offer(("resumable", number, 0), id=f"resumable {number}", on_duplicate="ignore")
+            for number in range(self._plan.resumable)
+        ]
+        await asyncio.gather(
+            self._offer_chains(queue),
+            self._offer_batches(queue),
+            _patiently(lambda: queue.offer_many(resumable)),
+        )
 
     async def _offer_chains(self, queue: delayq.ReliableQueue[Any]) -> None:
         for first in range(0, self._plan.chains, 100):
@@ -237,6 +287,9 @@ def judge(plan: Plan, seen: Seen, doubtful: Collection[int] = ()) -> list[Violat
 
 def _expected(plan: Plan, doubtful: Collection[int]) -> Iterator[Key]:
     yield from (("step", chain, step) for chain in range(plan.chains) for step in range(STEPS))
+    for number in range(plan.resumable):
+        yield ("resumable", number, 0)
+        yield from (("stage", number, stage) for stage in range(_STAGES))
     for batch in range(plan.batches):
         if batch not in doubtful:
             yield from (("member", batch, part) for part in range(plan.members))
@@ -268,7 +321,8 @@ def _began(seen: Seen, key: Key) -> int:
 def _too_soon(plan: Plan, seen: Seen, doubtful: Collection[int]) -> Iterator[Violation]:
     for key in seen:
         kind, number, part = key
-        if kind == "step" and part and _began(seen, ("step", number, part - 1)) > _began(seen, key):
+        before = (kind, number, part - 1)
+        if kind in {"step", "stage"} and part and _began(seen, before) > _began(seen, key):
             yield Violation("too soon", number, f"{key} came before the step that it follows")
         if kind == "failure" and not plan.fails(number):
             yield Violation("too soon", number, f"{key} came, and nothing was lost")
@@ -287,11 +341,21 @@ def _too_soon(plan: Plan, seen: Seen, doubtful: Collection[int]) -> Iterator[Vio
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, usual in (("chains", 500), ("batches", 20), ("members", 100), ("round-trip", 0)):
+    for name, usual in (
+        ("chains", 500),
+        ("batches", 20),
+        ("members", 100),
+        ("resumable", 50),
+        ("round-trip", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=usual)
     arguments = parser.parse_args()
     plan = Plan(
-        arguments.chains, arguments.batches, arguments.members, round_trip=arguments.round_trip
+        arguments.chains,
+        arguments.batches,
+        arguments.members,
+        arguments.resumable,
+        round_trip=arguments.round_trip,
     )
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -302,9 +366,10 @@ def main() -> None:
         seen = storm.seen()
     deliveries = sum(len(notes.began_us) for by_id in seen.values() for notes in by_id.values())
     print(
-        f"{plan.chains:,} chains and {plan.batches:,} batches of {plan.members:,} ended after"
-        f" {(now_us() - began) / 1e6:.0f} s and {storm.kills} kills of workers: {len(seen):,}"
-        f" messages, {deliveries:,} deliveries, {len(storm.doubtful)} batches in doubt"
+        f"{plan.chains:,} chains, {plan.batches:,} batches of {plan.members:,} and"
+        f" {plan.resumable:,} resumable messages ended after {(now_us() - began) / 1e6:.0f} s and"
+        f" {storm.kills} kills of workers: {len(seen):,} messages and stages, {deliveries:,}"
+        f" beginnings, {len(storm.doubtful)} batches in doubt"
     )
     violations = judge(plan, seen, storm.doubtful)
     sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)

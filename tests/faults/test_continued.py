@@ -1,4 +1,6 @@
-"""Chains and batches end while workers and the server are killed: nothing is missing or doubled."""
+"""Chains, batches and resumable messages end while workers and the server are killed: nothing is
+missing, doubled, or done again.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
 @pytest.mark.storm
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("round_trip", [0, 50])
-async def test_chains_and_batches_end_under_kills(
+async def test_what_continues_ends_under_kills(
     own_server: PrivateServer, tmp_path: Path, round_trip: int
 ) -> None:
-    plan = Plan(500, 20, 100, round_trip=round_trip)
+    plan = Plan(500, 20, 100, 50, round_trip=round_trip)
     storm = Storm(own_server, plan, tmp_path)
     await storm.blow()
     violations = judge(plan, storm.seen(), storm.doubtful)

@@ -150,6 +150,8 @@ EACH = ("  redis.call('HDEL', batches, field)\n", "")
 plant_in(reliable_scripts.BURY, "each loss is told", "continued", "after ack", EACH)
 IGNORES = ("    end_members(members_of({id}, {body}, 'd'), now)\n", "")
 plant_in(reliable_scripts.BURY, "a loss is forgotten", "continued", "missing", IGNORES)
+STALE = ("redis.call('HSET', checkpoints,", "redis.call('HSETNX', checkpoints,")
+plant_in(reliable_scripts.SAVE, "a later save is lost", "continued", "after ack", STALE)
 
 
 STORMS: dict[str, dict[str, Any]] = {
@@ -180,7 +182,7 @@ async def storm_of(
     if kind == "poison":
         return poison.judge(await poison.spread(server, folder, 1, 1), 1)
     if kind == "continued":
-        some = continued.Plan(20, 10, 20, within=30)
+        some = continued.Plan(20, 10, 20, 10, within=60)
         storm = continued.Storm(server, some, folder)
         await storm.blow()
         return continued.judge(some, storm.seen(), storm.doubtful)
