@@ -31,7 +31,7 @@ async def settled(queue: Orders) -> list[int]:
 
 
 @pytest.mark.parametrize("wanted", [3_000, nightly(30_000)])
-async def test_cancelled_takes_lose_and_double_nothing(
+async def test_takes_that_are_cancelled_and_polls_that_are_short_lose_and_double_nothing(
     client: Client, queue: Orders, wanted: int
 ) -> None:
     chance = random.Random(1)
@@ -42,46 +42,28 @@ async def test_cancelled_takes_lose_and_double_nothing(
     async def take() -> None:
         got.append(await queue.take())
 
+    async def poll() -> None:
+        value = await queue.poll(chance.choice((0, 0.0001, 0.0005, 0.001, 0.002)))
+        if value is not None:
+            got.append(value)
+
     while cancelled < wanted:
         takers = [asyncio.create_task(take()) for _ in range(50)]
-        offers = [asyncio.create_task(queue.offer(offered + i, 0)) for i in range(10)]
+        polls = [asyncio.create_task(poll()) for _ in range(60)]
+        delays = [chance.choice((0, chance.random() * 0.002)) for _ in range(10)]
+        offers = [asyncio.create_task(queue.offer(offered + i, delays[i])) for i in range(10)]
         offered += 10
         for taker in takers:
             if chance.random() < 0.3:
                 await asyncio.sleep(0)
             taker.cancel()
-        await asyncio.gather(*offers)
+        await asyncio.gather(*offers, *polls)
         results = await asyncio.gather(*takers, return_exceptions=True)
         cancelled += sum(isinstance(result, asyncio.CancelledError) for result in results)
 
     got += await settled(queue)
     assert sorted(got) == list(range(offered))
     assert client.statistics().waiting == 0
-
-
-@pytest.mark.parametrize("polls", [4_000, nightly(30_000)])
-async def test_short_polls_that_race_with_offers_lose_and_double_nothing(
-    queue: Orders, polls: int
-) -> None:
-    chance = random.Random(2)
-    got: list[int] = []
-    messages = polls // 3 // 10 * 10
-
-    async def poll(count: int) -> None:
-        for _ in range(count):
-            value = await queue.poll(chance.choice((0, 0.0001, 0.0005, 0.001, 0.002)))
-            if value is not None:
-                got.append(value)
-
-    async def offer() -> None:
-        for at in range(0, messages, 10):
-            await queue.offer_many([(at + i, chance.random() * 0.002) for i in range(10)])
-            if chance.random() < 0.2:
-                await asyncio.sleep(0.001)
-
-    await asyncio.gather(offer(), *(poll(polls // 20) for _ in range(20)))
-    got += await settled(queue)
-    assert sorted(got) == list(range(messages))
 
 
 async def test_a_cancelled_take_blocks_no_connection(queue: Orders, raw: Any) -> None:

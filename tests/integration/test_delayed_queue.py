@@ -202,23 +202,6 @@ class TestTaking:
         polled = await asyncio.gather(*(queue.poll(0) for _ in range(250)))
         assert {*polled} == {*range(250)}
 
-    async def test_a_loop_ends_when_the_queue_closes(self, client: Client) -> None:
-        seen = []
-        async with client.delayed_queue("orders") as queue:
-            await queue.offer_many([(i, 0) for i in range(10)])
-            async for value in queue:
-                seen.append(value)
-                if value == 9:
-                    await queue.aclose()
-        assert seen == list(range(10))
-        with pytest.raises(delayq.Closed):
-            await queue.take()
-        with pytest.raises(delayq.Closed):
-            await queue.offer(1)
-        again = client.delayed_queue("orders")
-        await again.offer(11)
-        assert await again.take() == 11
-
     @pytest.mark.every_server
     async def test_an_unreadable_payload_goes_to_quarantine_whole(
         self, queue: Orders, raw: Any
@@ -236,33 +219,6 @@ class TestTaking:
         assert seen == [1, 2]
         await until(lambda: raw.lindex(KEYS.quarantine, 1))
         assert await raw.lrange(KEYS.quarantine, 0, -1) == [b"\xffnot json", b"{"]
-
-
-class TestPoison:
-    @pytest.mark.every_server
-    async def test_bad_records_block_nothing(self, client: Client, queue: Orders, raw: Any) -> None:
-        """Redisson repeats what is before such a record, and never delivers what is after it."""
-        bad = b"\x01\x02\x03"
-        good = [pack(b"ABCDEFG%d" % i, b"%d" % i, 8) for i in range(4)]
-        records = [*good[:2], bad, *good[2:]]
-        await store(raw, KEYS, {record: score for score, record in enumerate(records)})
-        assert await queue.drain() == [0, 1, 2, 3]
-        assert await raw.lrange(KEYS.quarantine, 0, -1) == [bad]
-        assert await raw.exists(ORDERED, TIMEOUT) == 0
-        assert client.statistics().quarantined == 1
-
-    @pytest.mark.every_server
-    async def test_every_form_of_record_is_delivered(self, queue: Orders, raw: Any) -> None:
-        for start in (b"\x08ABCDEFGH", bytes.fromhex("2eb990cba71cd243")):
-            for length in (8, 4):
-                record = start + (2).to_bytes(length, "little") + b"17"
-                # Not due yet: the queue looked for due messages when it was opened, and may still
-                # be doing so.
-                await store(raw, KEYS, {record: 1e15})
-                assert await queue.pending.peek() == 17, record
-                await raw.zadd(TIMEOUT, {record: 1})
-                assert await queue.poll() == 17, record
-                assert await raw.keys() == []
 
 
 class TestViews:

@@ -142,15 +142,6 @@ async def test_a_transfer_that_fails_loses_and_doubles_nothing(
     assert await queue.poll() is None
 
 
-async def test_messages_in_a_lost_answer_go_back(queue: Orders, faults: Faults) -> None:
-    await queue.offer(1, 60)
-    await queue.pending.poll_last_and_offer_first_to("orders")
-    last = {TRANSFER.name: faults.calls.count(TRANSFER.name) + 1, GIVE_BACK.name: 2}
-    faults.plan = lambda name, n: "lost" if n <= last.get(name, 0) else None
-    assert await asyncio.wait_for(queue.take(), 60) == 1
-    assert faults.calls.count(GIVE_BACK.name) == 3
-
-
 async def test_a_late_call_hands_nothing_out(client: Client, queue: Orders, raw: Any) -> None:
     ours = queue._open.store
     give_up = queue._open.transfer.take_calls.return_by_name(TakeCall("late")).request

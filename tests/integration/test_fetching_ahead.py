@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import delayq
 from delayq import Offer, Worker
 from delayq._engine.prefetch import WITHIN
 from tests.support.depth import nightly
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from delayq import Client
-    from tests.support.servers import PrivateServer
 
 COUNT = 1000
 SEEDS = [0, nightly(1), nightly(2)]
@@ -252,18 +250,6 @@ async def test_a_message_that_expires_while_fetched_ahead_is_not_handled(
                 await asyncio.sleep(0.01)
     # A pause of this process may come between the check and the handler, once.
     assert len(late) <= 1
-
-
-async def test_closing_the_client_leaves_the_rest(server: PrivateServer, way: Way) -> None:
-    handled: list[int] = []
-    async with delayq.connect(server.url) as client:
-        queue = await way.filled(client)
-        async for _ in way.loop(queue, handled):
-            if len(handled) == 200:
-                await client.aclose()
-    assert handled == list(range(200))
-    async with delayq.connect(server.url) as client:
-        assert await way.rest(way.open(client), COUNT - 200) == list(range(200, COUNT))
 
 
 @pytest.mark.parametrize("blocks", [False, True])

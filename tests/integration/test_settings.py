@@ -155,16 +155,6 @@ class TestDeclaring:
                         assert (await jobs.settings()).limit == new["limit"]
         await until(lambda: len(handled) == 10)
 
-    async def test_a_configuration_needs_no_second_declaration(
-        self, client: Client, other: Client, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        jobs = client.reliable_queue("jobs", max_size=7)
-        await jobs.configure(max_size=8)
-        await jobs.offer(1)
-        assert caplog.text == ""
-        await other.reliable_queue("jobs", max_size=8).offer(1)
-        assert caplog.text == ""
-
     async def test_first_calls_made_at_once_read_the_settings_together(
         self, client: Client
     ) -> None:
