@@ -310,6 +310,11 @@ class WorkerMessage(Message[T]):
         """The number of attempts that count towards its death."""
         return self._claim.attempt - self._claim.uncounted
 
+    @property
+    def backoff(self) -> Backoff:
+        """Decides when it is retried, unless its error does."""
+        return self._context.retry_rules.backoff
+
     def retry_by(self, rules: RetryRules) -> None:
         """Follow other rules than those of the queue handle."""
         self._context = self._context.with_rules(rules)

@@ -560,4 +560,5 @@ class BatchHandling(Handling):
         else:
             message.report_failure(error.error)
             error.error.with_traceback(below_the_worker(error.error.__traceback__))
-            await settle(message, partial(self._retry, message, error.error))
+            _, call = self._outcome_of(message, error.error)
+            await settle(message, call)

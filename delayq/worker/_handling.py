@@ -6,17 +6,20 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delayq import tasks
+from delayq._durations import seconds
 from delayq._engine.leases import HANDLED_TWICE
 from delayq._functions import UNSET
 from delayq._logging import log
 from delayq._reliable.failures import (
     Interrupted,
+    RetryAfter,
     RetryRules,
     Snooze,
     describe,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
     from types import TracebackType
 
+    from delayq._durations import Duration
     from delayq._engine.caller_queue import Numbered
     from delayq._reliable.consumer import WorkerMessage, WorkerPort
     from delayq._reliable.replies import Claim
@@ -360,35 +364,48 @@ class Handling:
             return
         message.report_failure(error)
         error.with_traceback(below_the_worker(error.__traceback__))
+        outcome, call = self._outcome_of(message, error)
         instruction = instruction_of(error) if is_instruction(error) else None
         if instruction is not None:
             text = "was answered in attempt %d with %s: %s"
             kind = type(instruction).__name__
             self._log(INFO, message, text, message.attempt, kind, instruction)
         else:
-            self._log(ERROR, message, "failed in attempt %d", message.attempt, error=error)
-        await settle(message, partial(self._retry, message, error))
+            text = "failed in attempt %s, and %s"
+            self._log(ERROR, message, text, _attempt_text(message), outcome, error=error)
+        await settle(message, call)
 
-    async def _retry(self, message: WorkerMessage[Any], error: BaseException) -> None:
-        """Do what the error, or the listener, says about a message whose handler has failed."""
+    def _outcome_of(
+        self, message: WorkerMessage[Any], error: BaseException
+    ) -> tuple[str, Callable[[], Awaitable[None]]]:
+        """Decide what becomes of a message whose handler has failed, by the error or by what the
+        listener says about it.
+
+        Returns:
+            What becomes of it, in words, and the call that does it.
+        """
         if message.is_done:
-            return
+            return "had been settled before", _do_nothing
         decision = decide_retry(error, self._listener.settings.on_error)
         # An instruction is stored by its reason, and no error is.
         is_error = not is_instruction(error)
         if isinstance(decision, Bury):
-            await message.bury(decision.reason, error if is_error else "")
-        elif isinstance(decision.later, Interrupted):
-            await message.interrupt(decision.later)
-        elif isinstance(decision.later, Snooze):
-            await message.snooze(decision.later.delay)
-        elif decision.later is not None:
-            retry = decision.later
-            await message.nack(retry.delay, error if is_error else retry.reason)
-        else:
-            backoff = decision.backoff
-            delay = None if backoff is None else backoff.delay(message.attempt)
-            await message.nack(delay, error)
+            stored_error = error if is_error else ""
+            call = partial(message.bury, decision.reason, stored_error)
+            return f"is a dead letter now: {decision.reason}", call
+        match decision.later:
+            case Interrupted() as interruption:
+                return "goes back", partial(message.interrupt, interruption)
+            case Snooze(delay=delay):
+                return f"waits for {_delay_text(delay)}", partial(message.snooze, delay)
+            case RetryAfter(delay=delay, reason=reason):
+                call = partial(message.nack, delay, error if is_error else reason)
+            case None:
+                delay = (decision.backoff or message.backoff).delay(message.attempt)
+                call = partial(message.nack, delay, error)
+        if message.is_last_attempt:
+            return "is a dead letter now", call
+        return f"is retried in {_delay_text(delay)}", call
 
 
 class TaskHandling:
@@ -436,6 +453,25 @@ class TaskHandling:
         if max_attempts and message.counted_attempts > max_attempts:
             return handling.bury(message, "attempts", _SPENT)
         return handling.handle(message)
+
+
+async def _do_nothing() -> None:
+    """Leave a message as it is."""
+
+
+def _attempt_text(message: WorkerMessage[Any]) -> str:
+    """Return the number of an attempt, and how many there are at most, such as ``3 of 10``."""
+    most = message.max_attempts
+    if most is None:
+        return str(message.attempt)
+    # Those that do not count come on top.
+    return f"{message.attempt} of {most + message.attempt - message.counted_attempts}"
+
+
+def _delay_text(delay: Duration) -> str:
+    """Return a delay such as ``8 s`` or ``1:30:00``."""
+    delay_s = seconds(delay, "delay")
+    return f"{delay_s:.3g} s" if delay_s < 100 else str(timedelta(seconds=round(delay_s)))
 
 
 async def settle(message: WorkerMessage[Any], call: Callable[[], Awaitable[None]]) -> None:

@@ -373,7 +373,8 @@ async def test_a_task_has_its_own_timeout_and_logs_name_the_task(
     assert letter.reason == "attempts"
     assert (letter.error or "").startswith("TimeoutError: timed out after 0.01 s")
     (record,) = [record for record in caplog.records if vars(record).get("task") == "hangs"]
-    assert record.message == "queue 'mails': message 'a', a call of 'hangs', failed in attempt 1"
+    outcome = "failed in attempt 1 of 1, and is a dead letter now"
+    assert record.message == f"queue 'mails': message 'a', a call of 'hangs', {outcome}"
 
 
 async def test_a_task_decides_which_errors_are_retried(

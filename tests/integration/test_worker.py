@@ -394,7 +394,9 @@ async def test_a_handler_that_raises_is_tried_again_later_and_logged_once(
         caplog.clear()
         await worker.run(burst=True)
         (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
-        assert record.getMessage() == f"queue 'jobs': message 'a' failed in attempt {attempt}"
+        outcome = "is retried in 1:00:00" if attempt < 3 else "is a dead letter now"
+        text = f"queue 'jobs': message 'a' failed in attempt {attempt} of 3, and {outcome}"
+        assert record.getMessage() == text
         assert record.exc_info is not None
         if attempt < 3:
             message = await get(jobs, "a")
@@ -405,6 +407,37 @@ async def test_a_handler_that_raises_is_tried_again_later_and_logged_once(
     (letter,) = await jobs.dead.list()
     assert (letter.reason, letter.attempt) == ("attempts", 3)
     assert letter.error == "LookupError: no such order"
+
+
+@pytest.mark.parametrize(
+    ("reaction", "outcome"),
+    [
+        (delayq.Reject("no such order"), "attempt 1 of 3, and is a dead letter now: no such order"),
+        (delayq.Snooze(5), "attempt 1 of 3, and waits for 5 s"),
+        (delayq.RetryAfter(5400), "attempt 1 of 3, and is retried in 1:30:00"),
+        (Backoff.fixed(0.25), "attempt 1 of 3, and is retried in 0.25 s"),
+    ],
+)
+async def test_the_log_tells_what_becomes_of_a_message(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture, reaction: Any, outcome: str
+) -> None:
+    on_jobs(worker, on_error={LookupError: reaction})(raising(LookupError()))
+    await jobs.offer(1)
+    await worker.run(burst=True)
+    assert f"failed in {outcome}" in caplog.text
+
+
+async def test_the_log_tells_of_a_handler_that_fails_after_it_has_settled_its_message(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    @on_jobs(worker, max_attempts=None)
+    async def handle(message: delayq.Message[int]) -> None:
+        await message.ack()
+        raise LookupError
+
+    await jobs.offer(1)
+    await worker.run(burst=True)
+    assert "failed in attempt 1, and had been settled before" in caplog.text
 
 
 class Special(ConnectionError):
@@ -531,7 +564,7 @@ async def test_a_handler_that_ignores_the_cancellation_of_its_timeout_has_failed
     message = await get(jobs, "a")
     assert (message.attempt, message.state) == (1, "delayed")
     assert "timed out after 0.05 s, and ignored its cancellation" in (message.last_error or "")
-    assert "'a' failed in attempt 1" in caplog.text
+    assert "'a' failed in attempt 1 of 3, and is retried in" in caplog.text
 
 
 async def test_cancelling_what_runs_ends_its_handler_at_once(
