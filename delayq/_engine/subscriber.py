@@ -55,6 +55,8 @@ class Subscriber:
         self._plan = SubscriptionPlan()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
+        # When the connection was lost, in loop time.
+        self._lost_at: float | None = None
         self.round_trips: int = 0
 
     def add(self, channel: str) -> None:
@@ -71,6 +73,8 @@ class Subscriber:
 
     async def _run(self) -> None:
         def interrupted(error: Exception) -> None:
+            if self._lost_at is None:
+                self._lost_at = asyncio.get_running_loop().time()
             _log.warning("notifications are interrupted: %s", error)
 
         await keep_linked(self._nodes, None, self._listen, interrupted, self._retry_most)
@@ -98,6 +102,10 @@ class Subscriber:
         elif kind in (b"subscribe", b"unsubscribe"):
             self._plan.on_confirmation(parts[0].decode())
             self._warn()
+            if self._lost_at is not None:
+                away = asyncio.get_running_loop().time() - self._lost_at
+                self._lost_at = None
+                _log.info("connected again after %.1f s: notifications arrive", away)
             if kind == b"subscribe":
                 self._on_subscribed(parts[0].decode())
         else:

@@ -65,8 +65,8 @@ CallNext = Callable[[], Awaitable[None]]
 _NO_THREAD_PAUSE = 1.0
 # The error of a dead letter whose last attempt ended without a result.
 _SPENT = "it had no attempt left: its last one ended with its worker, or its lease was lost"
-# The packages that call handlers.
-_CALLERS = (str(Path(__file__).parent), str(Path(tasks.__file__).parent))
+CALLERS = (str(Path(__file__).parent), str(Path(tasks.__file__).parent))
+"""The folders of the packages that call handlers."""
 
 
 class Handling:
@@ -461,11 +461,11 @@ async def _do_nothing() -> None:
 
 def _attempt_text(message: WorkerMessage[Any]) -> str:
     """Return the number of an attempt, and how many there are at most, such as ``3 of 10``."""
-    most = message.max_attempts
-    if most is None:
+    max_attempts = message.max_attempts
+    if max_attempts is None:
         return str(message.attempt)
     # Those that do not count come on top.
-    return f"{message.attempt} of {most + message.attempt - message.counted_attempts}"
+    return f"{message.attempt} of {max_attempts + message.attempt - message.counted_attempts}"
 
 
 def _delay_text(delay: Duration) -> str:
@@ -493,7 +493,7 @@ async def settle(message: WorkerMessage[Any], call: Callable[[], Awaitable[None]
 def below_the_worker(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the worker's own frames at its top."""
     remaining = trace
-    while remaining is not None and remaining.tb_frame.f_code.co_filename.startswith(_CALLERS):
+    while remaining is not None and remaining.tb_frame.f_code.co_filename.startswith(CALLERS):
         remaining = remaining.tb_next
     return remaining or trace
 

@@ -132,6 +132,7 @@ async def test_a_refusal_that_passes_spends_no_acknowledgement(
     some_kind: PrivateServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a certificate that is replaced, or users that are read from a file again."""
+    caplog.set_level("INFO", "delayq")
     some_kind.call("ACL", "SETUSER", "me", "on", ">mine", "allkeys", "allchannels", "+@all")
     async with delayq.connect(some_kind.url.replace("redis://", "redis://me:mine@")) as client:
         queue = client.reliable_queue("jobs", lease=3600)
@@ -147,6 +148,7 @@ async def test_a_refusal_that_passes_spends_no_acknowledgement(
             await queue.stats()
         some_kind.call("ACL", "SETUSER", "me", "on")
         await asyncio.wait_for(asyncio.gather(*settling), 60)
+        await until(lambda: "connected again after" in caplog.text)
         stats = await queue.stats()
         assert (stats.leased, stats.delayed + stats.ready) == (0, 1)
 

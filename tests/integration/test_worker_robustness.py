@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator  # noqa: TC003 - the worker reads annotations
 from dataclasses import dataclass
@@ -92,6 +93,37 @@ async def test_an_error_that_a_dependency_swallows_still_fails_the_message(
     # Two attempts each, but for the rejected one.
     assert events == ["rolled back"] * 10
     assert caplog.text.count("failed in attempt") == 8
+
+
+# A blocked event loop
+
+
+async def test_a_handler_that_blocks_the_event_loop_is_named_in_the_log(
+    worker: Worker,
+    jobs: Jobs,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delayq.worker._loop_watch.INTERVAL", 0.05)
+    monkeypatch.setattr("delayq.worker._loop_watch.BLOCKED_AFTER", 0.1)
+
+    def render() -> None:
+        deadline = time.monotonic() + 30
+        while "blocked" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    @worker.listener("jobs")
+    async def send_mail(_: int) -> None:
+        await asyncio.sleep(0)
+        render()
+        with contextlib.suppress(TimeoutError):
+            await until(lambda: "runs again" in caplog.text)
+
+    await jobs.offer(1)
+    await worker.run(burst=True)
+    assert "by send_mail (test_worker_robustness.py, line " in caplog.text
+    assert "in render" in caplog.text
+    assert "the event loop runs again after" in caplog.text
 
 
 # Cancellation
