@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delayq._redis.scripts import Request
-from delayq._reliable.bodies import pack
+from delayq._reliable.bodies import batch_in, pack
 from delayq._reliable.outcomes import attempt_of, offered_of
 from delayq._reliable.replies import ClaimReply, Extended
 from delayq._reliable.scripts import (
@@ -112,13 +112,14 @@ class ClaimStore(Store):
 
     def ack_then_request(self, claims: Sequence[Claim]) -> Request:
         """Build the call that deletes handled messages as :meth:`finish_request` does, and stores
-        those that follow from them.
+        those that follow from them, or from their batches.
 
         The reply is as for :meth:`ack_request`.
         """
         args: list[Part] = [_count_by_token(claims)]
         for claim in claims:
-            args += (*_end_of(claim), pack(getattr(claim, "followers", ())))
+            followers = pack(getattr(claim, "followers", ()))
+            args += (*_end_of(claim), followers, batch_in(claim.body) or "")
         return Request(ACK_THEN, self.keys.of_script(ACK_THEN), args)
 
     def nack_request(

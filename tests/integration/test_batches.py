@@ -9,6 +9,7 @@ import pytest
 
 import delayq
 from delayq import BadInput, Batch, BatchTimeout, NoBatch, Offer
+from delayq._redis.rights import Rights
 from delayq._reliable.scripts import JOIN_BATCH
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import ConfigurationError, DuplicateMessage
@@ -197,6 +198,24 @@ async def test_a_loop_that_does_not_wait_for_its_acks_ends_the_batch(
         if message.value == "report":
             break
     assert await counts(batch) == {"handled": 500}
+
+
+async def test_an_ack_does_not_read_the_bodies_of_members(
+    jobs: ReliableQueue[Any], raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The rights are tried by commands of their own, every few seconds.
+    monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
+
+    async def reads_of_an_ack() -> int:
+        (message,) = await claimed(jobs)
+        await raw.config_resetstat()
+        await message.ack()
+        return int((await raw.info("commandstats"))["cmdstat_hmget"]["calls"])
+
+    await jobs.offer_many([Offer("a").then(Offer("b", delay=3600))])
+    without_batch = await reads_of_an_ack()
+    await jobs.offer_batch([Offer("c")])
+    assert await reads_of_an_ack() == without_batch
 
 
 async def test_messages_of_a_batch_have_followers_which_do_not_belong_to_it(

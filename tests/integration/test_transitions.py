@@ -206,7 +206,7 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
         "finish", f"1:{at.token}", at.id, "0", 0, "{}", ""
     ),
     "acknowledged, and followed by another": lambda at: at.run(
-        "ack_then", f"1:{at.token}", at.id, "0", 0, "{}", "", "1:2:a0 0 0 0 raise \n1"
+        "ack_then", f"1:{at.token}", at.id, "0", 0, "{}", "", "1:2:a0 0 0 0 raise \n1", ""
     ),
     "failed, and retried at once": lambda at: at.run("nack", *at.lease, 0, 1, "", "0", ""),
     "failed, and retried after a delay": lambda at: at.run("nack", *at.lease, HOUR, 1, "", "0", ""),

@@ -17,6 +17,7 @@
 --   attempt...    text  JSON on one line, about the attempt that has finished it
 --   result...     text  "=" and the result, or nothing if there is none
 --   followers...  text  the messages that follow: see include/follow.lua
+--   batch...       text  the batch that it belongs to, or follows from; or nothing
 -- Roles: consumer
 -- Repeatable: no
 -- Stores: yes
@@ -51,7 +52,13 @@ for i, is_ours in ipairs(reply) do
     end
   end
 end
-end_members(members_among(finished, 'h'), now)
+-- The caller names the batches, because bodies may be large.
+local members = {}
+for i, is_ours in ipairs(reply) do
+  local batch = ARGV[FIRST + (i - 1) * STRIDE + BATCH]
+  if is_ours == 1 and batch ~= '' then members[#members + 1] = {ids[i], 'h', batch} end
+end
+end_members(members, now)
 -- include: finished
 
 return reply
