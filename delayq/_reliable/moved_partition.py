@@ -44,7 +44,10 @@ ASIDE = (
 GROUP_FIELD = b"group:"
 """The beginning of the names of settings that groups have of their own."""
 # Keys that the server drops when nothing in them counts any more.
-_EXPIRING = ("remembered", "shared_moments", "record_times", "records", "awaited", "rate_log")
+_EXPIRING = (
+    *("remembered", "shared_moments", "record_times", "records", "awaited", "rate_log"),
+    *("batches", "batch_members"),
+)
 # The range of the members of `starts` that belong to no group.
 _STARTS_OF_QUEUE = (b"[\0", b"(\0:")
 

@@ -454,8 +454,11 @@ class _Source:
         )
 
     async def _of_batches(self, entries: Sequence[Entry]) -> list[int | None]:
-        """Return the partitions of batches that have ended, by what begins with their ids."""
-        return [self._move.of_name(name.partition(b"\0")[0]) for name, _ in entries]
+        """Return the partitions of batches that have ended, by what begins with their ids, or has
+        them behind a moment.
+        """
+        names = [name.split(b"\0") for name, _ in entries]
+        return [self._move.of_name(parts[0] or parts[-1]) for parts in names]
 
     async def _of_groups(self, entries: Sequence[Entry]) -> list[int | None]:
         """Return the partitions of groups, by members that are, or begin with, their names."""

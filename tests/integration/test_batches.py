@@ -14,6 +14,7 @@ from delayq._reliable.scripts import JOIN_BATCH
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import ConfigurationError, DuplicateMessage
 from delayq.tasks import INJECTED
+from delayq.testing import advance
 from tests.support.tasks import running
 from tests.support.waiting import until
 
@@ -237,6 +238,53 @@ async def test_what_follows_has_options_and_followers_of_its_own(jobs: ReliableQ
     assert (report.value, report.priority, report.headers) == ("report", 7, {"a": "b"})
     await report.ack()
     assert await ack_all(jobs) == ["mail"]
+
+
+async def test_what_follows_finds_its_batch_however_long_it_has_waited(
+    jobs: ReliableQueue[Any], client: Client
+) -> None:
+    batch = await jobs.offer_batch([Offer(0)], then=Offer("report", delay=7200))
+    assert await ack_all(jobs) == [0]
+    await advance(client, 7200)
+    # The next batch to end drops those that are remembered no longer.
+    await jobs.offer_batch([])
+    (report,) = await claimed(jobs)
+    assert report.batch is not None
+    assert (await report.batch.status()).is_finished
+    await report.ack()
+    await advance(client, 3500)
+    assert await counts(batch) == {"handled": 1}
+    await advance(client, 200)
+    await jobs.offer_batch([])
+    with pytest.raises(NoBatch):
+        await batch.status()
+
+
+async def test_a_batch_is_remembered_for_a_week_after_what_follows_has_died(
+    jobs: ReliableQueue[Any], client: Client
+) -> None:
+    batch = await jobs.offer_batch([Offer(0)], then=THEN)
+    assert await ack_all(jobs) == [0]
+    (report,) = await claimed(jobs)
+    await report.bury("no paper")
+    await advance(client, 6 * 86_400)
+    assert await jobs.dead.redrive() == 1
+    await advance(client, 2 * 86_400)
+    await jobs.offer_batch([])
+    assert await counts(batch) == {"handled": 1}
+    assert await ack_all(jobs) == ["report"]
+
+
+async def test_the_last_batch_is_forgotten_although_none_comes_after_it(
+    jobs: ReliableQueue[Any], client: Client, raw: Any
+) -> None:
+    await offered(jobs, 2)
+    await advance(client, 30 * 86_400)
+    assert sorted(await ack_all(jobs)) == [0, 1]
+    assert await ack_all(jobs) == ["report"]
+    assert await raw.keys("*:batch*") != []
+    await advance(client, 3601)
+    assert await raw.keys("*:batch*") == []
 
 
 async def test_an_id_that_is_taken_does_not_belong_to_the_batch(jobs: ReliableQueue[Any]) -> None:

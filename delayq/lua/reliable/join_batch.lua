@@ -31,7 +31,7 @@ local created, total = read_batch(batch)
 -- A call that arrives late finds the batch whole, and changes nothing.
 if created and total ~= '?' then return 1 end
 if not created then
-  save_batch(batch, string.format('%.0f', now), '?', 0, now + MEMORY_OF_OTHERS)
+  save_batch(batch, string.format('%.0f', now), '?', 0, now + MEMORY_OF_OTHERS, now)
   if on_success ~= '' then redis.call('HSET', batches, batch .. '\0then', on_success) end
   if on_failure ~= '' then redis.call('HSET', batches, batch .. '\0failure', on_failure) end
 end

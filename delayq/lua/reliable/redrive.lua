@@ -55,7 +55,7 @@ for i, name in ipairs(names) do
     redis.call('HSET', bodies, id, body)
     if priority > 0 then redis.call('HSET', priorities, id, priority) end
     if checkpoint ~= '' then redis.call('HSET', checkpoints, id, checkpoint) end
-    reopen_member(id, body)
+    reopen_member(id, body, now)
     return_message(id, {used = 0, uncounted = 0}, now - (#names - i) / 4, now, group_in(body))
     delete_letters({name})
   end

@@ -32,7 +32,8 @@ for _, id in ipairs(ids) do redis.call('ZREM', batch_members, batch .. '\0o\0' .
 if is_last == '1' and total == '?' then
   total = 0
   for _, state in ipairs({'o', 'h', 'd', 'c'}) do total = total + count_members(batch, state) end
-  save_batch(batch, created, total, 0, 0)
-  end_batch(batch, now_us())
+  local now = now_us()
+  save_batch(batch, created, total, 0, NEVER, now)
+  end_batch(batch, false, now)
 end
 return 1

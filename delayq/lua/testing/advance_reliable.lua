@@ -13,6 +13,8 @@
 --   settings       HASH     see reliable/include/groups.lua: its field "ungrouped_turn"
 --   kept_slots     ZSET     names of cancelled messages that keep their slots, scored by the end of
 --                           their leases, microseconds
+--   batches        HASH     see reliable/include/batches.lua
+--   batch_members  ZSET     see reliable/include/batches.lua
 -- Arguments:
 --   by_us  int  how far, microseconds
 -- Repeatable: no
@@ -110,7 +112,24 @@ move_values(records, function(record)
   local state, offered, rest = string.match(record, '^(%a+) (%d+)( .*)$')
   return state and state .. ' ' .. moved_body(offered) .. rest or record
 end)
-for _, key in ipairs({remembered, record_times, records, rate_log}) do
+-- Moments that are 0, or later than all others, stand for "not yet".
+local function moved_moment(moment)
+  moment = tonumber(moment)
+  return (moment == 0 or moment >= 9007199254740991) and moment or math.max(1, moment - shift_us)
+end
+local fields = redis.call('HGETALL', batches)
+for i = 1, #fields, 2 do
+  local batch = fields[i]
+  local created, total, ended, forgotten = string.match(fields[i + 1], '^(%d+) (%S+) (%d+) (%d+)$')
+  if created and not string.find(batch, '\0', 1, true) then
+    local moved = string.format('\0%016.0f\0', moved_moment(forgotten)) .. batch
+    redis.call('HSET', batches, batch, string.format('%.0f %s %.0f %.0f', moved_moment(created), total, moved_moment(ended), moved_moment(forgotten)))
+    redis.call('ZADD', batch_members, 0, moved)
+    local before = string.format('\0%016.0f\0', tonumber(forgotten)) .. batch
+    if before ~= moved then redis.call('ZREM', batch_members, before) end
+  end
+end
+for _, key in ipairs({remembered, record_times, records, rate_log, batches, batch_members}) do
   local left = redis.call('PTTL', key)
   if left > 0 then redis.call('PEXPIRE', key, math.max(0, math.ceil(left - shift_us / 1000))) end
 end

@@ -4,22 +4,26 @@
 -- Keys:
 --   batches        HASH  batch to "created total ended forgotten", microseconds; total: how many
 --                        messages it has, or "?" until all were offered; ended: 0 while some have
---                        not ended; forgotten: when it may be dropped, 0 for not yet. And batch, NUL,
---                        "then" or "failure" to the message that follows when all were handled, or
---                        when the first one is lost to the batch: see follow.lua
+--                        not ended; forgotten: when it may be dropped, NEVER for not yet. And batch,
+--                        NUL, "then" or "failure" to the message that follows when all were handled,
+--                        or when the first one is lost to the batch: see follow.lua
 --   batch_members  ZSET  batch, NUL, state, NUL and id of each message of a batch, all with the same
 --                        score. state: "o" it has not ended, "h" it was handled, "d" it is a dead
---                        letter, "c" it was cancelled, or has expired
+--                        letter, "c" it was cancelled, or has expired; "f" it follows from the batch,
+--                        and has not ended. And for each batch NUL, forgotten, NUL and batch
 --
 -- A batch is all of its messages' ids, each in one state, and no count: so an end that is reported
 -- twice counts once. It has ended when it was offered whole and none of them is open. A dead letter
--- that is redriven is open again.
+-- that is redriven is open again. A batch is remembered as long as something that belongs to it, or
+-- follows from it, may come, and for a while after that.
 
 -- How many members of batches that are forgotten one call drops.
 local MOST_FORGOTTEN = 1000
 -- For how long a batch is remembered at least, microseconds: an hour if all of it was handled, or a
 -- week, because dead letters may be redriven.
 local MEMORY_OF_HANDLED, MEMORY_OF_OTHERS = 3600000000, 604800000000
+-- No score is larger.
+local NEVER = 9007199254740991
 
 -- Fail if a key of batches is of a foreign type: call this before the first write.
 local function check_batches()
@@ -65,8 +69,36 @@ local function read_batch(batch)
   return string.match(redis.call('HGET', batches, batch) or '', '^(%d+) (%S+) (%d+) (%d+)$')
 end
 
-local function save_batch(batch, created, total, ended, forgotten)
+-- Return the member of `batch_members` that tells when a batch may be dropped: they sort by that.
+local function memory_of(batch, forgotten) return string.format('\0%016.0f\0', forgotten) .. batch end
+
+-- Save the facts about a batch. Both keys disappear when all batches may be dropped, even if no client
+-- comes to do it.
+local function save_batch(batch, created, total, ended, forgotten, now)
+  local _, _, _, before = read_batch(batch)
   redis.call('HSET', batches, batch, string.format('%s %s %.0f %.0f', created, total, ended, forgotten))
+  redis.call('ZADD', batch_members, 0, memory_of(batch, forgotten))
+  if before and tonumber(before) ~= forgotten then redis.call('ZREM', batch_members, memory_of(batch, tonumber(before))) end
+  local last = redis.call('ZREVRANGEBYLEX', batch_members, '(\1', '[\0', 'LIMIT', 0, 1)[1]
+  local keep_ms = string.format('%.0f', math.max(0, math.ceil((tonumber(string.sub(last, 2, 17)) - now) / 1000)))
+  for _, key in ipairs({batches, batch_members}) do redis.pcall('PEXPIRE', key, keep_ms) end
+end
+
+-- Forget batches whose time is over: a few of them, and a bounded number of members.
+local function forget_batches(now)
+  local remaining = MOST_FORGOTTEN
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', batch_members, '[\0', '(' .. memory_of('', now), 'LIMIT', 0, 10)) do
+    local batch = string.sub(member, 19)
+    if remaining > 0 then
+      local members = redis.call('ZRANGEBYLEX', batch_members, '[' .. batch .. '\0', '(' .. batch .. '\1', 'LIMIT', 0, remaining)
+      if #members > 0 then redis.call('ZREM', batch_members, unpack(members)) end
+      remaining = remaining - #members
+    end
+    if remaining > 0 then
+      redis.call('HDEL', batches, batch, batch .. '\0then', batch .. '\0failure')
+      redis.call('ZREM', batch_members, member)
+    end
+  end
 end
 
 -- Store what follows from a batch, if that was not done before.
@@ -74,55 +106,55 @@ local function follow_from(batch, event, now)
   local field = batch .. '\0' .. event
   local packed = redis.call('HGET', batches, field)
   if not packed then return end
-  for _, follower in ipairs(parse_followers(packed)) do store_follower(follower, now) end
+  for _, follower in ipairs(parse_followers(packed)) do
+    if store_follower(follower, now) then redis.call('ZADD', batch_members, 0, batch .. '\0f\0' .. follower.id) end
+  end
   redis.call('HDEL', batches, field)
 end
 
--- Note that a batch has ended, if it has.
-local function end_batch(batch, now)
-  local created, total = read_batch(batch)
+-- Note that a batch has ended, if it has, and since when it is to be forgotten. `some_lost`: whether a
+-- message that follows from it was not handled.
+local function end_batch(batch, some_lost, now)
+  local created, total, ended = read_batch(batch)
   if not created or total == '?' or count_members(batch, 'o') > 0 then return end
   local is_handled = count_members(batch, 'h') == tonumber(total)
   if is_handled then follow_from(batch, 'then', now) end
-  local keep_us = number_or(0, redis.call('HGET', settings, 'keep'))
-  save_batch(batch, created, total, now, now + math.max(keep_us, is_handled and MEMORY_OF_HANDLED or MEMORY_OF_OTHERS))
+  local forgotten = NEVER
+  if count_members(batch, 'f') == 0 then
+    local keep_us = number_or(0, redis.call('HGET', settings, 'keep'))
+    forgotten = now + math.max(keep_us, is_handled and not some_lost and MEMORY_OF_HANDLED or MEMORY_OF_OTHERS)
+  end
+  save_batch(batch, created, total, ended == '0' and now or tonumber(ended), forgotten, now)
+  forget_batches(now)
   -- A hint for the clients that wait for it: they poll as well.
-  redis.pcall('PUBLISH', settings, 'finished ' .. batch)
+  if ended == '0' then redis.pcall('PUBLISH', settings, 'finished ' .. batch) end
 end
 
 -- Note that messages have ended, {id, state, batch} of each, and store what follows from their batches.
 local function end_members(members, now)
-  local changed = {}
+  local changed, some_lost = {}, {}
   for _, member in ipairs(members) do
     local id, state, batch = unpack(member)
-    if change_member(batch, id, 'o', state) then
+    local is_member = change_member(batch, id, 'o', state)
+    if is_member or redis.call('ZREM', batch_members, batch .. '\0f\0' .. id) == 1 then
       if not changed[batch] then changed[#changed + 1], changed[batch] = batch, true end
-      if state ~= 'h' then follow_from(batch, 'failure', now) end
+      if is_member and state ~= 'h' then follow_from(batch, 'failure', now) end
+      if not is_member and state ~= 'h' then some_lost[batch] = true end
     end
   end
-  for _, batch in ipairs(changed) do end_batch(batch, now) end
+  for _, batch in ipairs(changed) do end_batch(batch, some_lost[batch], now) end
 end
 
 -- Let a message that is redriven belong to its batch again.
-local function reopen_member(id, body)
+local function reopen_member(id, body, now)
   local batch = batch_in(body)
-  if not batch or not change_member(batch, id, 'd', 'o') then return end
-  local created, total, _, forgotten = read_batch(batch)
-  if created then save_batch(batch, created, total, 0, total == '?' and tonumber(forgotten) or 0) end
-end
-
--- Forget some of the batches whose time is over: of a few that the server chooses, and a bounded number
--- of members. So they never become many more than those that still count.
-local function forget_batches(now)
-  local remaining = MOST_FORGOTTEN
-  for _, batch in ipairs(redis.call('HRANDFIELD', batches, 10)) do
-    local _, _, _, forgotten = read_batch(batch)
-    forgotten = tonumber(forgotten or '0')
-    if forgotten > 0 and forgotten < now and remaining > 0 then
-      local members = redis.call('ZRANGEBYLEX', batch_members, '[' .. batch .. '\0', '(' .. batch .. '\1', 'LIMIT', 0, remaining)
-      if #members > 0 then redis.call('ZREM', batch_members, unpack(members)) end
-      remaining = remaining - #members
-      if remaining > 0 then redis.call('HDEL', batches, batch, batch .. '\0then', batch .. '\0failure') end
-    end
+  local created, total, ended, forgotten = read_batch(batch or '')
+  if not created then return end
+  if change_member(batch, id, 'd', 'o') then
+    ended = 0
+  else
+    -- It follows from the batch.
+    redis.call('ZADD', batch_members, 0, batch .. '\0f\0' .. id)
   end
+  save_batch(batch, created, total, tonumber(ended), total == '?' and tonumber(forgotten) or NEVER, now)
 end
