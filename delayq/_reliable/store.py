@@ -27,7 +27,7 @@ from delayq._reliable.settings import HASH_FIELDS, ChangeOutcome, StoredSettings
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from delayq._durations import DueTime
     from delayq._reliable.report_format import Unit
@@ -342,10 +342,20 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         _, expired = await self.run(scripts.LIST, state, 0, 0, 0)
         return int(expired)
 
-    async def purge(self, state: str) -> Purged:
-        """Drop up to a page of messages in one state, or in ``"all"``."""
-        dropped, expired = await self.run(scripts.PURGE, state, PAGE)
+    async def purge(self, state: str, since_us: int) -> Purged:
+        """Drop up to a page of messages in one state, or in ``"all"``, but what has followed from
+        batches since the purge began, at ``since_us``.
+        """
+        dropped, expired = await self.run(scripts.PURGE, state, PAGE, since_us)
         return Purged(dropped, dropped + expired < PAGE)
+
+    async def purge_all(self, state: str) -> AsyncIterator[int]:
+        """Drop the messages in one state, page by page, and yield how many each page had."""
+        since_us = await self.client.time_us(self.keys.leased)
+        is_last = False
+        while not is_last:
+            dropped, is_last = await self.purge(state, since_us)
+            yield dropped
 
     async def pause(self) -> None:
         """Stop all claims."""

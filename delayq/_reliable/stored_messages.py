@@ -127,11 +127,8 @@ class StoredMessages(Generic[T]):
 
         async def purge(partition: Partition) -> None:
             nonlocal dropped
-            is_last = False
-            while not is_last:
-                step = await partition.store.purge(state)
-                is_last = step.is_last
-                dropped += step.dropped
+            async for of_page in partition.store.purge_all(state):
+                dropped += of_page
                 if progress is not None:
                     # Other clients may add messages meanwhile.
                     progress(dropped, max(dropped, total))

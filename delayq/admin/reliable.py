@@ -279,10 +279,8 @@ class ReliableInspector:
         dropped = 0
         try:
             for store in await self.all_stores():
-                is_last = False
-                while not is_last:
-                    step, is_last = await store.purge(state)
-                    dropped += step
+                async for of_page in store.purge_all(state):
+                    dropped += of_page
         except ServerError as error:
             raise half_way(error, dropped) from error.__cause__
         return dropped

@@ -167,6 +167,25 @@ async def test_a_dead_letter_that_is_dropped_stays_dead_to_the_batch(
     assert await ack_all(jobs) == ["alarm"]
 
 
+@pytest.mark.parametrize("delay", [0, 3600])
+@pytest.mark.parametrize("group", [None, "acme"])
+async def test_a_purge_does_not_drop_the_alarm_that_it_raises(
+    jobs: ReliableQueue[Any], delay: int, group: str | None
+) -> None:
+    batches = [
+        await jobs.offer_batch(
+            [Offer(number, delay=60, group=group) for number in range(150)],
+            on_failure=Offer("alarm", delay=delay, group=group),
+        )
+        for _ in range(2)
+    ]
+    # It goes in pages of a hundred.
+    assert await jobs.purge("all") == 300
+    assert [await counts(batch) for batch in batches] == [{"cancelled": 150}] * 2
+    assert await jobs.purge("ready" if delay else "delayed") == 0
+    assert await jobs.purge("all") == 2
+
+
 async def test_a_message_that_replaces_another_takes_its_place_in_the_batch(
     jobs: ReliableQueue[Any],
 ) -> None:

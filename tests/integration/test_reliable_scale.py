@@ -79,7 +79,7 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
             "ack": await commands(raw, ack),
             "third claim": await commands(raw, claim),
             "extend": await commands(raw, lambda queue=queue, held=held: extend(queue, held)),  # type: ignore[misc]
-            "purge": await commands(raw, partial(queue._open.partitions[0].store.purge, "all")),
+            "purge": await commands(raw, partial(queue._open.partitions[0].store.purge, "all", 0)),
         }
     small, large = counts.values()
     assert small == large

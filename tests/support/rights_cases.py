@@ -230,6 +230,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "number": (1,),
     "offset": (0,),
     "share": (1,),
+    "since_us": (0,),
     "spent": (1, 0),
     "start": (START, 0, ""),
     "remember_us": (0, HOUR_US),
