@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from delayq._reliable.bodies import batch_in, pack
+from delayq._reliable.bodies import pack
 from delayq._reliable.outcomes import parse_record
 from delayq._reliable.scripts import (
     BATCH_STATUS,
+    CANCEL_MEMBERS,
     JOIN_BATCH,
     LIST_MEMBERS,
     PAGE,
@@ -37,6 +38,9 @@ class BatchCounts(NamedTuple):
         dead: The number of dead letters.
         cancelled: The number of those that were cancelled or dropped, or have expired.
         running: How many of those that are open have a worker.
+        expired: How many messages of the batch, or that follow from it, have expired, which nobody
+            has noticed yet.
+        following: How many messages that follow from it have not ended.
     """
 
     created_us: int
@@ -47,6 +51,8 @@ class BatchCounts(NamedTuple):
     dead: int
     cancelled: int
     running: int
+    expired: int
+    following: int
 
 
 class BatchStore(Store):
@@ -77,23 +83,12 @@ class BatchStore(Store):
         followers = (b"" if offer is None else pack([offer]) for offer in (then, on_failure))
         await self.run(JOIN_BATCH, partitions, batch, *followers, *ids)
 
-    async def seal_batch(
-        self, batch: str, ids: Sequence[str] | Sequence[bytes], *, is_last: bool
-    ) -> bool:
+    async def seal_batch(self, batch: str, ids: Sequence[str], *, is_last: bool) -> bool:
         """Take messages out of a batch that were not stored, and return whether there is one.
 
         ``is_last`` tells whether no more leave it: then all others are stored.
         """
         return bool(await self.run(SEAL_BATCH, batch, int(is_last), *ids))
-
-    async def absent(self, batch: str, ids: Sequence[bytes]) -> list[bytes]:
-        """Return those ids of which there is no message of the batch."""
-        bodies = await self.client.command("HMGET", self.keys.named("bodies"), *ids)
-        return [
-            id
-            for id, body in zip(ids, bodies, strict=True)  # noqa: A001
-            if body is None or batch_in(body) != batch
-        ]
 
     async def batch_counts(self, batch: str) -> BatchCounts | None:
         """Count the messages of a batch; None if there is no such batch."""
@@ -107,17 +102,26 @@ class BatchStore(Store):
         """Return whether a batch has messages that have not ended."""
         return bool(await self.run(LIST_MEMBERS, batch, _OPEN, "", 1))
 
-    async def open_members(self, batch: str, after: bytes) -> list[bytes]:
-        """Return the ids of messages of a batch that have not ended, in order, up to a page.
+    async def cancel_members(
+        self, batch: str, which: Literal["expired", "waiting", "all"], after: bytes
+    ) -> tuple[int, bytes] | None:
+        """End messages of a batch that have expired, and cancel others, up to some 500.
 
-        ``after`` is the last id of the page before, or empty.
+        Args:
+            batch: The batch's id.
+            which: Only those that have expired; those that no worker has, too; or all.
+            after: Go on behind this id; empty to begin.
+
+        Returns:
+            How many were cancelled, and the id to go on behind, which is empty if there are no
+            more; None if there is no such batch.
         """
-        reply: list[bytes] = await self.run(LIST_MEMBERS, batch, _OPEN, after, PAGE)
-        return reply[::2]
+        reply = await self.run(CANCEL_MEMBERS, batch, which, after)
+        return None if reply is None else (reply[0], reply[1])
 
     async def handled_members(self, batch: str, after: bytes) -> list[tuple[bytes, Record | None]]:
-        """Return the ids of messages of a batch that were handled, as :meth:`open_members` does,
-        each with its record, if there is one.
+        """Return the ids of messages of a batch that were handled, in order, up to a page, each
+        with its record, if there is one. ``after`` is the last id of the page before, or empty.
         """
         reply: list[bytes] = await self.run(LIST_MEMBERS, batch, _HANDLED, after, PAGE)
         return [

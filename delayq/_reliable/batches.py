@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._checks import describe_value
 from delayq._durations import Duration, moment_us, seconds
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.bodies import with_batch
+from delayq._reliable.dead_letters import half_way
 from delayq._reliable.ids import follower_id, home_of, new_ids_in
 from delayq._reliable.offer import Offer
 from delayq._reliable.outcomes import result_codec
@@ -24,6 +26,8 @@ from delayq.errors import (
     BatchTimeout,
     NoBatch,
     OutcomeUnknown,
+    ServerError,
+    ServerRefused,
     ServerUnavailable,
 )
 
@@ -121,7 +125,8 @@ class Batch:
     async def status(self) -> BatchStatus:
         """Return how far its messages are.
 
-        Costs the server next to nothing, unless many of them run.
+        Costs the server next to nothing, unless many of them run. Messages that have expired end,
+        even if no worker listens to the queue.
 
         Raises:
             NoBatch: There is none of this id, or it is remembered no longer.
@@ -129,7 +134,14 @@ class Batch:
         queue = self._queue
         queue.check_open()
         await queue.flush()
-        if (counts := await self._counts()) is None:
+        counts = await self._counts()
+        if counts is not None and counts.expired:
+            # A user that may only look sees messages that are about to end. If the reply is lost,
+            # the next status tells.
+            with suppress(ServerRefused, OutcomeUnknown):
+                await self._cancel("expired")
+            counts = await self._counts()
+        if counts is None:
             raise NoBatch(self.id)
         return BatchStatus.of(self.id, counts)
 
@@ -190,16 +202,24 @@ class Batch:
             NoBatch: As for :meth:`status`.
             OutcomeUnknown: Some were cancelled, or may have been. Calling it again is safe.
         """
-        was_offered_whole = (await self.status()).was_offered_whole
+        queue = self._queue
+        queue.check_open()
+        await queue.flush()
+        return await self._cancel("all" if running else "waiting")
+
+    async def _cancel(self, which: Literal["expired", "waiting", "all"]) -> int:
+        """End messages that have expired, cancel others, and return how many were cancelled."""
         cancelled, after = 0, b""
-        while ids := await self._ask(partial(_open_page, batch=self.id, after=after)):
-            after = ids[-1]
-            if not was_offered_whole:
-                # Some may never have been stored, and other messages may have their ids.
-                ids = await self._ask(partial(_stored_page, batch=self.id, ids=ids))
-            if ids:
-                cancelled += await self._ask(partial(_cancel_page, ids=ids, running=running)) or 0
-        return cancelled
+        try:
+            while True:
+                call = partial(_cancel_page, batch=self.id, which=which, after=after)
+                if (reply := await self._ask(call)) is None:
+                    raise NoBatch(self.id)
+                cancelled, after = cancelled + reply[0], reply[1]
+                if not after:
+                    return cancelled
+        except ServerError as error:
+            raise half_way(error, cancelled) from error.__cause__
 
     async def results(self) -> dict[str, Any]:
         """Return the results of the messages that were handled, by their ids.
@@ -439,21 +459,14 @@ async def _counts_of(store: ReliableStore, *, batch: str) -> BatchCounts | None:
     return await store.batch_counts(batch)
 
 
-async def _open_page(store: ReliableStore, *, batch: str, after: bytes) -> list[bytes]:
-    return await store.open_members(batch, after)
-
-
-async def _cancel_page(store: ReliableStore, *, ids: Sequence[bytes], running: bool) -> int:
-    names = [id.decode(errors="surrogateescape") for id in ids]  # noqa: A001
-    return sum(await store.cancel(names, leased=running))
-
-
-async def _stored_page(store: ReliableStore, *, batch: str, ids: Sequence[bytes]) -> list[bytes]:
-    """Take the messages out of a batch that are not stored, and return the ids of the others."""
-    absent_ids = await store.absent(batch, ids)
-    if absent_ids:
-        await store.seal_batch(batch, absent_ids, is_last=False)
-    return [id for id in ids if id not in absent_ids]  # noqa: A001
+async def _cancel_page(
+    store: ReliableStore,
+    *,
+    batch: str,
+    which: Literal["expired", "waiting", "all"],
+    after: bytes,
+) -> tuple[int, bytes] | None:
+    return await store.cancel_members(batch, which, after)
 
 
 async def _handled_page(

@@ -131,6 +131,13 @@ EVENTS = (
         "cancel",
         _all_to(GONE, *_WITHOUT_WORKER, LEASED, ON_TRIAL),
     ),
+    Event("its batch is looked at", "cancel_members", {EXPIRED: GONE}),
+    Event("its batch is cancelled", "cancel_members", _all_to(GONE, *_WITHOUT_WORKER, EXPIRED)),
+    Event(
+        "its batch is cancelled even if workers have its messages",
+        "cancel_members",
+        _all_to(GONE, *_WITHOUT_WORKER, LEASED, ON_TRIAL, EXPIRED),
+    ),
     Event("rescheduled without a delay", "reschedule", _all_to(READY, *_WITHOUT_WORKER)),
     Event("rescheduled with a delay", "reschedule", _all_to(DELAYED, *_WITHOUT_WORKER)),
     Event("purged with the delayed messages", "purge", {DELAYED: GONE}),

@@ -407,16 +407,63 @@ async def test_a_batch_is_unknown_if_there_is_none(jobs: ReliableQueue[Any]) -> 
 
 
 async def test_cancel_ends_what_has_not_ended(jobs: ReliableQueue[Any]) -> None:
-    batch = await jobs.offer_batch([Offer(number) for number in range(250)], on_failure=FAILURE)
+    batch = await jobs.offer_batch(
+        [Offer(number, priority=number % 2) for number in range(1250)], on_failure=FAILURE
+    )
     first, second = await jobs.claim(2)
     await first.ack()
-    assert await batch.cancel() == 248
-    assert await counts(batch) == {"running": 1, "handled": 1, "cancelled": 248}
+    assert await batch.cancel() == 1248
+    assert await counts(batch) == {"running": 1, "handled": 1, "cancelled": 1248}
     assert await batch.cancel(running=True) == 1
     with pytest.raises(delayq.MessageCancelled):
         await second.ack()
     assert (await batch.status()).is_finished
     assert await ack_all(jobs) == ["alarm"]
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("expired", ["drop", "dead"])
+@pytest.mark.parametrize("group", [None, "acme"])
+async def test_messages_that_expire_end_without_a_worker(
+    client: Client, expired: Any, group: str | None
+) -> None:
+    jobs = client.reliable_queue("jobs", expired=expired, lease=3600)
+    offers = [Offer("brief", ttl=60, group=group) for _ in range(1100)]
+    batch = await jobs.offer_batch(
+        [*offers, Offer("lasting", group=group)], on_failure=Offer("alarm", group=group)
+    )
+    (running,) = await jobs.claim()
+    await advance(client, 600)
+    state = "dead" if expired == "dead" else "cancelled"
+    assert await counts(batch) == {"running": 1, "waiting": 1, state: 1099}
+    depth = await jobs.stats()
+    assert (depth.ready, depth.leased, depth.dead) == (2, 1, 1099 if expired == "dead" else 0)
+    await running.ack()
+    assert await ack_all(jobs) == ["lasting", "alarm"]
+    assert (await batch.wait(0)).is_finished
+
+
+async def test_whoever_waits_for_or_cancels_a_batch_ends_messages_that_have_expired(
+    jobs: ReliableQueue[Any], client: Client
+) -> None:
+    batch = await offered(jobs, 3, ttl=60)
+    other = await jobs.offer_batch([Offer("b", ttl=60)], then=THEN)
+    await advance(client, 120)
+    assert (await batch.wait(20)).cancelled == 3
+    assert await other.cancel() == 0
+    assert await counts(other) == {"cancelled": 1}
+    assert await ack_all(jobs) == ["alarm"]
+
+
+async def test_a_message_that_got_the_id_of_an_expired_one_is_not_cancelled(
+    jobs: ReliableQueue[Any], client: Client
+) -> None:
+    batch = await offered(jobs, 1, ttl=60)
+    await advance(client, 120)
+    await jobs.offer("newer", id="m0")
+    assert await batch.cancel() == 0
+    assert await counts(batch) == {"cancelled": 1}
+    assert sorted(await ack_all(jobs)) == ["alarm", "newer"]
 
 
 async def test_results_are_those_of_the_messages_that_were_handled(client: Client) -> None:

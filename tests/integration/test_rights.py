@@ -182,6 +182,7 @@ LOST = {("reliable/ack", "bodies"), ("reliable/finish", "bodies")}
 REMOVING = {
     *("redisson/ack", "reliable/ack", "reliable/finish", "reliable/ack_then"),
     *("reliable/cancel", "reliable/purge", "reliable/drop_dead", "reliable/trim_dead"),
+    "reliable/cancel_members",
 }
 GOES_ON = {"redisson/migrate"}
 # Refused, these have stored nothing.

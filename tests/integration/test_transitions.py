@@ -74,6 +74,14 @@ class Bench:
             self.token = reply[5].decode()
         return reply
 
+    def end_batch(self, which: str) -> None:
+        """Let the message belong to a batch, and end messages of that."""
+        self.raw.hset(KEYS.batches, "1", f"1 1 0 {2**53 - 1}")
+        self.raw.zadd(KEYS.batch_members, {f"1\0o\0{self.id}": 0})
+        if body := self.raw.hget(KEYS.named("bodies"), self.id):
+            self.raw.hset(KEYS.named("bodies"), self.id, body.replace(b"\n", b"b1\n", 1))
+        self.run("cancel_members", "1", which, "")
+
     def ack(self, remember: int = 0) -> None:
         self.raw.hset(KEYS.settings, "dedup_window", remember)
         self.run("ack", f"1:{self.token}", self.id)
@@ -216,6 +224,9 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "buried": lambda at: at.run("bury", *at.lease, '{"reason":"buried","error":""}', "0", ""),
     "cancelled": lambda at: at.run("cancel", 0, at.id),
     "cancelled even if a worker has it": lambda at: at.run("cancel", 1, at.id),
+    "its batch is looked at": lambda at: at.end_batch("expired"),
+    "its batch is cancelled": lambda at: at.end_batch("waiting"),
+    "its batch is cancelled even if workers have its messages": lambda at: at.end_batch("all"),
     "rescheduled without a delay": lambda at: at.run("reschedule", 0, at.id),
     "rescheduled with a delay": lambda at: at.run("reschedule", HOUR, at.id),
     "purged with the delayed messages": lambda at: at.run("purge", "delayed", 10, 0),

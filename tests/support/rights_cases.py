@@ -211,6 +211,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "worker": ("0123456789ab",),
     "counts_us": (HOUR_US, 0),
     "facts": ("{}",),
+    "which": ("expired", "waiting", "all"),
     "unit": ("m", "h"),
     "span": (3,),
     "brief": (0, 1),
@@ -479,6 +480,23 @@ async def paused(at: Prepared) -> None:
     await at.raw.set(RELIABLE.paused, 1)
 
 
+def batch_of_five(which: str) -> Any:
+    """Return a call that ends messages of a batch, of which two have expired and one runs."""
+
+    async def prepare(at: Prepared) -> Any:
+        await messages(at)
+        follower = "1:2:a0 0 0 0 raise \n1"
+        fields = {"1": f"1 5 0 {2**53 - 1}", "1\0failure": follower}
+        await at.raw.hset(RELIABLE.batches, mapping=fields)
+        for member in ("expired0", "expired1", "later0", "later1", "taken0"):
+            await at.raw.zadd(RELIABLE.batch_members, {f"1\0o\0{member}": 0})
+            body = await at.raw.hget(RELIABLE.named("bodies"), member)
+            await at.raw.hset(RELIABLE.named("bodies"), member, body.replace(b"\n", b"b1\n", 1))
+        return ["1", which, ""]
+
+    return prepare
+
+
 _CASES: list[tuple[Script, str, Any]] = [
     (reliable.MEND, "lines", lines_evicted),
     (delayed.OFFER, "head", given(after(60), 1, SECOND_US, b"new")),
@@ -570,6 +588,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (DISCARD, "", given(set_aside, "7")),
     (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),
     (reliable.SEAL_BATCH, "", batch_of_one),
+    *((reliable.CANCEL_MEMBERS, which, batch_of_five(which)) for which in VALUES["which"]),
     (reliable.FREE_SLOTS, "", given(stopping, "a", "9000000000000000")),
     (reliable.REGISTER, "stay", given(registered, "here", HOUR_US, '{"pid":1}')),
     (reliable.REGISTER, "leave", given(registered, "here", 0, '{"pid":1}')),

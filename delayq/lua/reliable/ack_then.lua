@@ -55,7 +55,8 @@ end
 -- The caller names the batches, because bodies may be large.
 local members = {}
 for i, is_ours in ipairs(reply) do
-  local batch = ARGV[FIRST + (i - 1) * STRIDE + BATCH]
+  local at = FIRST + (i - 1) * STRIDE
+  local batch = ARGV[at + BATCH]
   if is_ours == 1 and batch ~= '' then members[#members + 1] = {ids[i], 'h', batch} end
 end
 end_members(members, now)
