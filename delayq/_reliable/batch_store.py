@@ -12,7 +12,9 @@ from delayq._reliable.scripts import (
     JOIN_BATCH,
     LIST_MEMBERS,
     PAGE,
+    READ_RECORDS,
     SEAL_BATCH,
+    UNFINISHED,
     Store,
 )
 
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.outcomes import Record
 
-# See lua/reliable/include/batches.lua.
-_OPEN, _HANDLED = "o", "h"
+# The state of messages that were handled: see lua/reliable/include/batches.lua.
+_HANDLED = "h"
+# How many batches one call looks at.
+_BATCHES_PER_CALL = 1_000
 
 
 class BatchCounts(NamedTuple):
@@ -98,9 +102,22 @@ class BatchStore(Store):
         created, total, ended, *counts = reply
         return BatchCounts(int(created), None if total == b"?" else int(total), int(ended), *counts)
 
-    async def has_open_members(self, batch: bytes) -> bool:
-        """Return whether a batch has messages that have not ended."""
-        return bool(await self.run(LIST_MEMBERS, batch, _OPEN, "", 1))
+    async def unfinished_batches(self) -> AsyncIterator[tuple[int, list[str]]]:
+        """Look at all batches, and yield for some hundred at a time how many dead letters they have
+        had, and the ids of those of which messages, or what follows, have not ended.
+        """
+        after = b""
+        while True:
+            after, dead, *batches = await self.run(UNFINISHED, after, _BATCHES_PER_CALL)
+            yield dead, [batch.decode(errors="replace") for batch in batches]
+            if not after:
+                return
+
+    async def end_expired(self, batch: str) -> None:
+        """End the messages of a batch that have expired."""
+        after = b""
+        while (reply := await self.cancel_members(batch, "expired", after)) and reply[1]:
+            after = reply[1]
 
     async def cancel_members(
         self, batch: str, which: Literal["expired", "waiting", "all"], after: bytes
@@ -128,6 +145,11 @@ class BatchStore(Store):
             (id, None if stored is None else parse_record(stored, 0))
             for id, stored in zip(reply[::2], reply[1::2], strict=True)  # noqa: A001
         ]
+
+    async def records(self, ids: Sequence[bytes]) -> list[Record | None]:
+        """Return the records of messages, where there are any."""
+        reply: list[bytes | None] = await self.run(READ_RECORDS, *ids)
+        return [None if stored is None else parse_record(stored, 0) for stored in reply]
 
     async def batch_ids(self) -> AsyncIterator[str]:
         """Yield the ids of all batches, in any order."""

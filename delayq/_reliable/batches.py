@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from delayq._reliable.offers import OfferEncoder
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.outcomes import Record
+    from delayq._reliable.partition import Partition
     from delayq._reliable.sending import Sender
     from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
@@ -235,12 +236,31 @@ class Batch:
         codec, name, after = result_codec(self._codec), self._queue.name, b""
         results: dict[str, Any] = {}
         while members := await self._ask(partial(_handled_page, batch=self.id, after=after)):
-            for id, record in members:  # noqa: A001
+            records = dict(members)
+            records |= await self._records_elsewhere(
+                [id for id, record in members if record is None]  # noqa: A001
+            )
+            for id, record in records.items():  # noqa: A001
                 if record is not None and record.is_done:
                     text, payload = id.decode(errors="replace"), record.payload
                     results[text] = None if payload is None else decode(codec, payload, name, text)
             after = members[-1][0]
         return results
+
+    async def _records_elsewhere(self, ids: Sequence[bytes]) -> dict[bytes, Record | None]:
+        """Return the records of messages that do not lie with the batch: when a queue is moved to
+        another number of partitions, records go where the ids of their messages belong.
+        """
+        queue = self._queue
+        parts: dict[Partition, list[bytes]] = {}
+        for id in ids:  # noqa: A001
+            if (partition := queue.partition_of(id)) is not queue.home_of(self.id):
+                parts.setdefault(partition, []).append(id)
+        records: dict[bytes, Record | None] = {}
+        for partition, part in parts.items():
+            replies = await queue.settings.repeat(partial(partition.store.records, part))
+            records.update(zip(part, replies, strict=True))
+        return records
 
     async def _counts(self) -> BatchCounts | None:
         return await self._ask(partial(_counts_of, batch=self.id))

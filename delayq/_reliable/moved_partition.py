@@ -8,13 +8,14 @@ process has taken the move over, or it has ended.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.scripts import Script
+from delayq._reliable.bodies import parse, parse_letter
 from delayq._reliable.keys import MESSAGES
-from delayq._reliable.scripts import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -48,6 +49,8 @@ _EXPIRING = (
     *("remembered", "shared_moments", "record_times", "records", "awaited", "rate_log"),
     *("batches", "batch_members"),
 )
+# How many dead letters are read at a time, for they may be large.
+_LETTERS = 50
 # The range of the members of `starts` that belong to no group.
 _STARTS_OF_QUEUE = (b"[\0", b"(\0:")
 
@@ -93,13 +96,34 @@ class MovedPartition:
         ]
         return sum(counts)
 
-    async def has_open_batches(self) -> bool:
-        """Return whether the messages of a batch have not all ended."""
-        async for batches in self._scan(self._keys.batches, PAGE):
-            for batch, _ in batches:
-                if b"\0" not in batch and await self._store.has_open_members(batch):
-                    return True
-        return False
+    async def unfinished_batch(self) -> str | None:
+        """Return a batch of which messages, or what follows, have not ended; None if there is
+        none. Messages that have expired end.
+        """
+        async for _, batches in self._store.unfinished_batches():
+            for batch in batches:
+                await self._store.end_expired(batch)
+                counts = await self._store.batch_counts(batch)
+                if counts is not None and counts.open + counts.following:
+                    return batch
+        return None
+
+    async def letter_of_batch(self) -> tuple[str, str] | None:
+        """Return the id of a dead letter that belongs to a group and to a batch, and the batch;
+        None if there is none.
+        """
+        # Most queues have none of a batch, and many letters.
+        if not sum([dead async for dead, _ in self._store.unfinished_batches()]):
+            return None
+        async for letters in self._scan(self._keys.dead_messages, _LETTERS):
+            for name, letter in letters:
+                with suppress(ValueError):
+                    parts = parse(parse_letter(letter)[1])
+                    if parts.group is not None and parts.batch is not None:
+                        counts = await self._store.batch_counts(parts.batch)
+                        if counts is not None:
+                            return name.partition(b"\0")[0].decode(errors="replace"), parts.batch
+        return None
 
     async def set_aside(self, partitions: str) -> int:
         """Put everything aside, unless workers have messages, and let nothing be stored here.

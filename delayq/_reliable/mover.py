@@ -118,7 +118,7 @@ class Mover:
         Raises:
             ConfigurationError: The queue is being moved to another number of partitions, its limit
                 is smaller than the number, another release has written it, or it has batches that
-                have not ended.
+                have not ended, or of which dead letters belong to groups.
             ServerUnavailable: Another process changes the number of partitions, or has taken the
                 move over.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
@@ -201,24 +201,45 @@ class Mover:
     async def _drain(self, stored: StoredSettings) -> StoredSettings:
         """Pause the queue, and wait until workers have finished what they have."""
         await self._take(stored, self._sources)
-        while running := await self._count_running():
+        running = await self._count_running()
+        await self._check_letters()
+        while running:
             await self._check_batches()
             self._report(running=running)
             await asyncio.sleep(_PAUSE)
+            running = await self._count_running()
         await self._check_batches()
+        # The last attempts may have failed.
+        await self._check_letters()
         self._holds = True
         return await self._step("hold")
 
     async def _check_batches(self) -> None:
         """Check that no batch has messages that are still to come, while none can begin.
 
-        The messages of a batch lie in one partition. Moved by their ids, they would not.
+        What counts for a batch lies in its partition. Moved by their ids, messages would not.
         """
-        if any(await _gather(source.has_open_batches() for source in self._sources)):
+        batches = await _gather(source.unfinished_batch() for source in self._sources)
+        if batch := next(filter(None, batches), None):
             queue = shlex.quote(self._state.queue)
             raise ConfigurationError(
-                f"queue {self._state.queue!r} has batches that have not ended, and cannot be moved"
-                f" before: wait for them, or cancel them; list them with: delayq batch {queue}"
+                f"queue {self._state.queue!r} has batches that have not ended, such as {batch!r},"
+                " and cannot be moved before: wait for them and what follows from them, or cancel"
+                f" them; list them with: delayq batch {queue}"
+            )
+
+    async def _check_letters(self) -> None:
+        """Check that no batch has dead letters that would be parted from it: those without a group
+        go with their batch, but the others with their groups.
+        """
+        letters = await _gather(source.letter_of_batch() for source in self._sources)
+        if letter := next(filter(None, letters), None):
+            queue = shlex.quote(self._state.queue)
+            raise ConfigurationError(
+                f"queue {self._state.queue!r} has dead letters of groups that belong to batches,"
+                f" such as {letter[0]!r} of batch {letter[1]!r}, and cannot be moved before: in"
+                " another partition, a redrive would not reach the batch; redrive or purge them"
+                f" first: delayq dead redrive {queue} {shlex.quote(letter[0])}"
             )
 
     async def _count_running(self) -> int:

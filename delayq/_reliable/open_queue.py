@@ -158,7 +158,7 @@ class OpenReliableQueue:
 
     # Placement
 
-    def partition_of(self, id: str) -> Partition:  # noqa: A002
+    def partition_of(self, id: str | bytes) -> Partition:  # noqa: A002
         """Return the partition of a message, unless it has a group and an id of the caller's
         own.
         """

@@ -508,6 +508,76 @@ async def test_a_queue_with_an_unfinished_batch_is_not_moved(client: Client) -> 
     assert await counts(batch) == {"handled": 2}
 
 
+async def test_a_queue_is_not_moved_before_what_follows_has_ended(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2)
+    batch = await jobs.offer_batch([], then=Offer("report", id="report", delay=3600))
+    with pytest.raises(ConfigurationError, match=f"not ended, such as '{batch.id}'.*follows"):
+        await ReliableInspector.of(client, "jobs").repartition(3)
+    assert await jobs.cancel("report")
+    await ReliableInspector.of(client, "jobs").repartition(3)
+    assert (await batch.status()).is_finished
+
+
+async def test_messages_that_have_expired_do_not_keep_a_queue_from_being_moved(
+    client: Client,
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2)
+    batch = await jobs.offer_batch([Offer(0, ttl=60), Offer(1, ttl=60)])
+    await advance(client, 120)
+    await ReliableInspector.of(client, "jobs").repartition(3)
+    assert await counts(batch) == {"cancelled": 2}
+
+
+@pytest.mark.parametrize("group", [None, "acme"])
+async def test_a_redrive_after_a_move_completes_the_batch(
+    client: Client, group: str | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2, keep=3600)
+    offers = [Offer(number, id=f"m{number}" if group else None, group=group) for number in (0, 1)]
+    batch = await jobs.offer_batch(offers, then=Offer("report", group=group))
+    (lost, handled) = await claimed(jobs)
+    await handled.ack("well")
+    await lost.bury("no money")
+    move = ReliableInspector.of(client, "jobs").repartition
+    if group is not None:
+        # It belongs where its group lies, and not where its batch does.
+        with pytest.raises(ConfigurationError, match=f"such as 'm0' of batch '{batch.id}'"):
+            await move(5)
+        assert await jobs.dead.redrive() == 1
+        assert await ack_all(jobs) == [0]
+        assert await ack_all(jobs) == ["report"]
+        await move(5)
+    else:
+        await move(5)
+        assert await jobs.dead.redrive() == 1
+        while not await ack_all(jobs):
+            pass
+        while not await ack_all(jobs):
+            pass
+    assert await counts(batch) == {"handled": 2}
+    assert await batch.results() == {lost.id: None, handled.id: "well"}
+
+
+async def test_results_are_found_after_a_move(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2, keep=3600)
+    batch = await jobs.offer_batch([Offer(number) for number in range(150)])
+    async for message in jobs:
+        await message.ack(message.value)
+        if message.value == 149:
+            break
+    await ReliableInspector.of(client, "jobs").repartition(5)
+    assert sorted((await batch.results()).values()) == [*range(150)]
+
+
+async def test_a_move_looks_at_many_batches_in_few_calls(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs")
+    await asyncio.gather(*(jobs.offer_batch([]) for _ in range(1500)))
+    await raw.config_resetstat()
+    await ReliableInspector.of(client, "jobs").repartition(2)
+    stats = await raw.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] < 300
+
+
 async def test_a_call_that_arrives_late_does_not_open_again_what_has_ended(
     jobs: ReliableQueue[Any], raw: Any
 ) -> None:
