@@ -69,7 +69,7 @@ class BatchStore(Store):
         ids: Sequence[str],
         then: OptionsMessage | None = None,
         on_failure: OptionsMessage | None = None,
-    ) -> None:
+    ) -> Sequence[str]:
         """Let messages that are about to be offered join a batch, and create it if it is new.
 
         Args:
@@ -80,12 +80,16 @@ class BatchStore(Store):
                 when the batch is created.
             on_failure: The message that follows when the first one is lost to the batch.
 
+        Returns:
+            The ids of messages to follow that are taken: then nothing was changed.
+
         Raises:
             SettingsChanged: The queue has another number of partitions, or is about to get one.
                 Nothing was changed.
         """
         followers = (b"" if offer is None else pack([offer]) for offer in (then, on_failure))
-        await self.run(JOIN_BATCH, partitions, batch, *followers, *ids)
+        taken_ids = await self.run(JOIN_BATCH, partitions, batch, *followers, *ids)
+        return [id.decode(errors="replace") for id in taken_ids]  # noqa: A001
 
     async def seal_batch(self, batch: str, ids: Sequence[str], *, is_last: bool) -> bool:
         """Take messages out of a batch that were not stored, and return whether there is one.

@@ -24,6 +24,7 @@ from delayq.codecs.protocol import decode
 from delayq.errors import (
     BadInput,
     BatchTimeout,
+    DuplicateMessage,
     NoBatch,
     OutcomeUnknown,
     ServerError,
@@ -311,12 +312,14 @@ class BatchOffers:
                     " message first"
                 )
             members.append(self._encoder.with_options(offer))
-        names = [member.id for member in members if member.id]
-        if len(set(names)) < len(names):
-            raise BadInput("two messages of the batch have the same id")
-        return EncodedBatch(
+        encoded = EncodedBatch(
             members, self._successor("then", then), self._successor("on_failure", on_failure)
         )
+        messages = (*members, encoded.then, encoded.on_failure)
+        names = [message.id for message in messages if message and message.id]
+        if len(set(names)) < len(names):
+            raise BadInput("two messages of the batch, or that follow from it, have the same id")
+        return encoded
 
     def _successor(self, argument: str, offer: Offer[Any] | None) -> OptionsMessage | None:
         if offer is None:
@@ -384,11 +387,13 @@ class BatchOffers:
             store = queue.opened_partitions[index].store
             followers = encoded.successors_of(batch, index, count)
             try:
-                await store.join_batch(count, batch, _pages(members)[0], *followers)
+                taken_ids = await store.join_batch(count, batch, _pages(members)[0], *followers)
             except SettingsChanged:
                 # Its messages may belong elsewhere now.
                 await settings.after_refusal(index)
             else:
+                if taken_ids:
+                    raise DuplicateMessage(tuple(taken_ids), ())
                 return store, batch, members
         raise ServerUnavailable(
             f"nothing was stored: the settings of queue {queue.name!r} keep changing"

@@ -290,7 +290,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 there are none.
             on_failure: A message that is stored once, when the first of them becomes a dead letter,
                 expires, or is cancelled or purged. If dead letters are redriven and handled,
-                ``then`` is stored as well.
+                ``then`` is stored as well. If another message gets the id of what follows in the
+                meantime, it is stored under another id; or, with ``on_duplicate="ignore"``, not.
             durability: Overrides the queue's own setting, as in :meth:`offer`.
 
         Returns:
@@ -301,7 +302,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             BadInput, EncodeError: Nothing was written.
             DuplicateMessage, QueueFull, OutcomeUnknown, ServerError, Closed: The messages are not
                 stored, or only some of them are, as for :meth:`offer_many`. Then the batch never
-                finishes, and its status says that it was not offered whole.
+                finishes, and its status says that it was not offered whole. If the id of ``then``
+                or ``on_failure`` is taken, nothing was written.
             NoBatch: The server has lost the batch meanwhile, as after a failover. The messages are
                 stored, and nothing follows from them.
             NotDurable: The batch is stored whole, but not as safely as requested.
@@ -575,7 +577,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     ) -> int:
         """Drop messages, in steps that do not block the server, and return how many.
 
-        Dead letters stay: see :attr:`dead`.
+        Dead letters stay: see :attr:`dead`. So does what follows from batches that this ends.
 
         Args:
             state: ``"delayed"`` or ``"ready"``; ``"all"`` also drops the messages that workers

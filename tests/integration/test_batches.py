@@ -306,6 +306,39 @@ async def test_the_last_batch_is_forgotten_although_none_comes_after_it(
     assert await raw.keys("*:batch*") == []
 
 
+@pytest.mark.parametrize("argument", ["then", "on_failure"])
+async def test_a_batch_is_refused_if_the_id_of_what_follows_is_taken(
+    client: Client, raw: Any, argument: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", dedup_window=60)
+    await jobs.offer("other", id="waits", delay=3600)
+    await jobs.offer("other", id="handled")
+    assert await ack_all(jobs) == ["other"]
+    for taken in ("waits", "handled"):
+        with pytest.raises(DuplicateMessage) as caught:
+            await jobs.offer_batch(members(1), **{argument: Offer("report", id=taken)})  # type: ignore[arg-type]
+        assert (caught.value.ids, caught.value.stored) == ((taken,), ())
+    assert await raw.keys("*:batch*") == []
+    assert await jobs.get("m0") is None
+
+
+async def test_what_follows_is_stored_although_another_message_has_got_its_id(
+    jobs: ReliableQueue[Any],
+) -> None:
+    then = Offer("report", id="r")
+    batch = await jobs.offer_batch(members(1), then=then)
+    other = await jobs.offer_batch([Offer(1)], then=Offer("ignored", id="r", on_duplicate="ignore"))
+    await jobs.offer("in its way", id="r", delay=3600)
+    assert await ack_all(jobs) == [0, 1]
+    (report,) = await claimed(jobs)
+    assert (report.value, report.id) == ("report", f"{batch.id}-then")
+    assert report.batch is not None
+    assert report.batch.id == batch.id
+    await report.ack()
+    assert (await other.status()).is_finished
+    assert await ack_all(jobs) == []
+
+
 async def test_an_id_that_is_taken_does_not_belong_to_the_batch(jobs: ReliableQueue[Any]) -> None:
     await jobs.offer("other", id="m0", delay=3600)
     batch = await offered(jobs, 2, on_duplicate="ignore")
@@ -595,6 +628,7 @@ async def test_a_call_that_arrives_late_does_not_open_again_what_has_ended(
         ({"offers": ["a"]}, r"offer_batch takes delayq.Offer objects, not 'a'"),
         ({"offers": 1}, "must be a list of Offer, not 1"),
         ({"offers": [Offer(1, id="a"), Offer(2, id="a")]}, "have the same id"),
+        ({"offers": [Offer(1, id="a")], "then": Offer(2, id="a")}, "follow from it, have the same"),
         ({"offers": [Offer(1, id="a", on_duplicate="replace")]}, "cannot have on_duplicate"),
         ({"offers": [], "then": "x"}, r"then must be a delayq.Offer, not 'x'"),
         (

@@ -1,8 +1,10 @@
 -- join_batch: let messages that are about to be offered join a batch, and create it if it is new.
 --
 -- Keys:
---   settings  HASH  see include/settings.lua
---   batches   see include/batches.lua
+--   messages    see include/queue.lua
+--   remembered  ZSET  ids that count as taken, scored by the end of that time, microseconds
+--   settings    HASH  see include/settings.lua
+--   batches     see include/batches.lua
 -- Arguments:
 --   partitions  int   the number of partitions by which the caller has placed the messages
 --   batch       text  its id
@@ -14,11 +16,16 @@
 -- Repeatable: yes
 -- Stores: yes
 --
--- Returns 1. An error, DELAYQ_SETTINGS, if the queue has another number of partitions, or is about to
--- get one.
+-- Returns the ids of messages to follow that are taken, unless these are to be ignored: then nothing was
+-- written. An error, DELAYQ_SETTINGS, if the queue has another number of partitions, or is about to get
+-- one.
 -- include: clock
 -- include: leases
+-- include: groups
+-- include: group_turns
+-- include: queue
 -- include: settings
+-- include: follow
 -- include: batches
 
 local layout, stored_number = unpack(redis.call('HMGET', settings, 'layout', 'partitions'))
@@ -29,8 +36,16 @@ check_batches()
 local now = now_us()
 local created, total = read_batch(batch)
 -- A call that arrives late finds the batch whole, and changes nothing.
-if created and total ~= '?' then return 1 end
+if created and total ~= '?' then return {} end
 if not created then
+  local taken = {}
+  for _, follower in ipairs(parse_followers(on_success .. on_failure)) do
+    local id = follower.id
+    local message = find_message(id, now)
+    local is_taken = message and not message.expired or number_or(0, redis.call('ZSCORE', remembered, id)) > now
+    if is_taken and follower.on_duplicate ~= 'ignore' then taken[#taken + 1] = id end
+  end
+  if #taken > 0 then return taken end
   save_batch(batch, string.format('%.0f', now), '?', 0, now + MEMORY_OF_OTHERS, now)
   if on_success ~= '' then redis.call('HSET', batches, batch .. '\0then', on_success) end
   if on_failure ~= '' then redis.call('HSET', batches, batch .. '\0failure', on_failure) end
@@ -46,4 +61,4 @@ for _, id in ipairs(ids) do
 end
 if #new > 0 then redis.call('ZADD', batch_members, unpack(new)) end
 forget_batches(now)
-return 1
+return {}

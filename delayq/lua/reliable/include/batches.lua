@@ -107,7 +107,14 @@ local function follow_from(batch, event, now)
   local packed = redis.call('HGET', batches, field)
   if not packed then return end
   for _, follower in ipairs(parse_followers(packed)) do
-    if store_follower(follower, now) then redis.call('ZADD', batch_members, 0, batch .. '\0f\0' .. follower.id) end
+    local base = batch .. '\0f\0'
+    local is_stored = store_follower(follower, now) or redis.call('ZSCORE', batch_members, base .. follower.id)
+    if not is_stored and follower.on_duplicate ~= 'ignore' then
+      -- Another message has got its id since the batch was offered, and it is stored all the same.
+      follower.id = batch .. '-' .. event
+      is_stored = store_follower(follower, now)
+    end
+    if is_stored then redis.call('ZADD', batch_members, 0, base .. follower.id) end
   end
   redis.call('HDEL', batches, field)
 end

@@ -16,10 +16,11 @@ local function parse_followers(text)
     local priority, when, ttl_us, unique_us, on_duplicate, content_at =
       string.match(text, '^(%d) (@?[%de]+) (%d+) (%d+) (%a+) ()', behind_id)
     at = content_at + tonumber(length)
+    local content = string.sub(text, content_at, at - 1)
     followers[#followers + 1] = {
       id = string.sub(text, begin, behind_id - 1), priority = tonumber(priority), when = when,
       ttl_us = tonumber(ttl_us), unique_us = tonumber(unique_us), on_duplicate = on_duplicate,
-      content = string.sub(text, content_at, at - 1),
+      content = content,
     }
   end
   return followers
