@@ -325,13 +325,10 @@ class NoResult(DelayqError):
         )
 
 
-class ResultTimeout(DelayqError, TimeoutError):
-    """The message has not been handled in time. It may be handled later.
+class _WaitTimeout(TimeoutError):
+    """Something with an id has not ended in time."""
 
-    Attributes:
-        id: The message's id.
-        timeout: How long the call has waited, in seconds.
-    """
+    _kind = "message"
 
     def __init__(self, id: str, timeout: float) -> None:  # noqa: A002
         super().__init__(id, timeout)
@@ -339,7 +336,16 @@ class ResultTimeout(DelayqError, TimeoutError):
         self.timeout = timeout
 
     def __str__(self) -> str:
-        return f"message {self.id!r} was not finished within {self.timeout:g} s"
+        return f"{self._kind} {self.id!r} was not finished within {self.timeout:g} s"
+
+
+class ResultTimeout(DelayqError, _WaitTimeout):
+    """The message has not been handled in time. It may be handled later.
+
+    Attributes:
+        id: The message's id.
+        timeout: How long the call has waited, in seconds.
+    """
 
 
 class NoBatch(DelayqError):
@@ -357,7 +363,7 @@ class NoBatch(DelayqError):
         return f"there is no batch {self.id!r}, or it has ended, and is remembered no longer"
 
 
-class BatchTimeout(DelayqError, TimeoutError):
+class BatchTimeout(DelayqError, _WaitTimeout):
     """The messages of the batch have not all ended in time. They may end later.
 
     Attributes:
@@ -365,13 +371,7 @@ class BatchTimeout(DelayqError, TimeoutError):
         timeout: How long the call has waited, in seconds.
     """
 
-    def __init__(self, id: str, timeout: float) -> None:  # noqa: A002
-        super().__init__(id, timeout)
-        self.id = id
-        self.timeout = timeout
-
-    def __str__(self) -> str:
-        return f"batch {self.id!r} was not finished within {self.timeout:g} s"
+    _kind = "batch"
 
 
 class ServerError(DelayqError):
