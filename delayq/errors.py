@@ -45,7 +45,14 @@ class DelayqError(Exception):
     """The base class of all errors that delayq raises.
 
     They can be pickled and copied.
+
+    Attributes:
+        batch_id: The id of the batch, if raised by :meth:`~delayq.ReliableQueue.offer_batch` when
+            the server had it already, or may have had it: its status tells how much was stored, and
+            it can be cancelled. None for all other errors.
     """
+
+    batch_id: str | None = None
 
     def __copy__(self) -> DelayqError:
         return _remake(type(self), self.args, vars(self))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from delayq._redis.pipeline import WaitingServer
 from delayq._reliable.bodies import pack
 from delayq._reliable.outcomes import parse_record
 from delayq._reliable.scripts import (
@@ -15,12 +16,14 @@ from delayq._reliable.scripts import (
     READ_RECORDS,
     SEAL_BATCH,
     UNFINISHED,
+    Part,
     Store,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from delayq._redis.durability import Durability
     from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.outcomes import Record
 
@@ -91,12 +94,31 @@ class BatchStore(Store):
         taken_ids = await self.run(JOIN_BATCH, partitions, batch, *followers, *ids)
         return [id.decode(errors="replace") for id in taken_ids]  # noqa: A001
 
-    async def seal_batch(self, batch: str, ids: Sequence[str], *, is_last: bool) -> bool:
-        """Take messages out of a batch that were not stored, and return whether there is one.
+    async def check_durability(self, durability: Durability) -> None:
+        """Raise ServerRefused, before anything is written, if the server does not support it."""
+        await WaitingServer(self.client, durability).check_supported(self.keys.batches)
 
-        ``is_last`` tells whether no more leave it: then all others are stored.
+    async def seal_batch(
+        self, batch: str, ids: Sequence[str], *, is_last: bool, durability: Durability | None
+    ) -> tuple[bool, str]:
+        """Take messages out of a batch that were not stored.
+
+        Args:
+            batch: The batch's id.
+            ids: The ids of the messages.
+            is_last: Whether no more leave it: then all others are stored.
+            durability: How safe this has to be.
+
+        Returns:
+            Whether there is such a batch; and why this is not as safe as requested, which is empty
+            if it is.
         """
-        return bool(await self.run(SEAL_BATCH, batch, int(is_last), *ids))
+        args: Sequence[Part] = (batch, int(is_last), *ids)
+        if durability is None:
+            return bool(await self.run(SEAL_BATCH, *args)), ""
+        server = WaitingServer(self.client, durability)
+        is_sealed, answer = await server.run(SEAL_BATCH, self.keys.of_script(SEAL_BATCH), args)
+        return bool(is_sealed), durability.failure(answer)
 
     async def batch_counts(self, batch: str) -> BatchCounts | None:
         """Count the messages of a batch; None if there is no such batch."""

@@ -18,14 +18,17 @@ from delayq._reliable.bodies import with_batch
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.ids import follower_id, home_of, new_ids_in
 from delayq._reliable.offer import Offer
+from delayq._reliable.offers import with_headers
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.settings_cache import MOST_TRIES
 from delayq.codecs.protocol import decode
 from delayq.errors import (
     BadInput,
     BatchTimeout,
+    DelayqError,
     DuplicateMessage,
     NoBatch,
+    NotDurable,
     OutcomeUnknown,
     ServerError,
     ServerRefused,
@@ -33,7 +36,14 @@ from delayq.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Iterable,
+        Mapping,
+        MutableSequence,
+        Sequence,
+    )
     from datetime import datetime
 
     from delayq._reliable.batch_store import BatchCounts
@@ -289,9 +299,14 @@ class BatchOffers:
         self._encoder = encoder
 
     def encode(
-        self, offers: Sequence[Offer[Any]], then: Offer[Any] | None, on_failure: Offer[Any] | None
+        self,
+        offers: Sequence[Offer[Any]],
+        then: Offer[Any] | None,
+        on_failure: Offer[Any] | None,
+        headers: Mapping[str, str] | None = None,
     ) -> EncodedBatch:
-        """Check and encode a batch.
+        """Check and encode a batch, whose messages, and what follows, get these headers unless they
+        have headers of the same names.
 
         Raises:
             BadInput: The batch is not valid.
@@ -311,9 +326,11 @@ class BatchOffers:
                     'a message of a batch cannot have on_duplicate="replace": cancel the other'
                     " message first"
                 )
-            members.append(self._encoder.with_options(offer))
+            members.append(self._with_headers(offer, headers))
         encoded = EncodedBatch(
-            members, self._successor("then", then), self._successor("on_failure", on_failure)
+            members,
+            self._successor("then", then, headers),
+            self._successor("on_failure", on_failure, headers),
         )
         messages = (*members, encoded.then, encoded.on_failure)
         names = [message.id for message in messages if message and message.id]
@@ -321,7 +338,9 @@ class BatchOffers:
             raise BadInput("two messages of the batch, or that follow from it, have the same id")
         return encoded
 
-    def _successor(self, argument: str, offer: Offer[Any] | None) -> OptionsMessage | None:
+    def _successor(
+        self, argument: str, offer: Offer[Any] | None, headers: Mapping[str, str] | None
+    ) -> OptionsMessage | None:
         if offer is None:
             return None
         if not isinstance(offer, Offer):
@@ -331,6 +350,11 @@ class BatchOffers:
                 f"{argument} is stored once in any case: leave unique_for out, and"
                 ' on_duplicate="replace"'
             )
+        return self._with_headers(offer, headers)
+
+    def _with_headers(self, offer: Offer[Any], headers: Mapping[str, str] | None) -> OptionsMessage:
+        if headers:
+            (offer,) = with_headers([offer], headers)
         return self._encoder.with_options(offer)
 
     async def send(self, encoded: EncodedBatch, durability: str | None) -> tuple[str, list[str]]:
@@ -342,7 +366,25 @@ class BatchOffers:
         Raises as :meth:`ReliableQueue.offer_batch`.
         """
         await self._sender.settings_for_offers(durability)
+        level = self._sender.level_for(durability)
+        if level is not None:
+            await self._queue.partitions[0].store.check_durability(level)
         store, batch, members = await self._begin(encoded)
+        try:
+            await self._complete(store, batch, members, durability)
+        except DelayqError as error:
+            error.batch_id = batch
+            raise
+        return batch, [member.id for member in members]
+
+    async def _complete(
+        self,
+        store: ReliableStore,
+        batch: str,
+        members: MutableSequence[NewMessage],
+        durability: str | None,
+    ) -> None:
+        """Let the other messages of a batch join, store them, and note that it is whole."""
         count, at_once = self._queue.settings.stored.partitions, asyncio.Semaphore(_CALLS_AT_ONCE)
 
         async def join(ids: Sequence[str]) -> None:
@@ -357,19 +399,28 @@ class BatchOffers:
                 f"batch {batch!r} was not offered whole, and never finishes: {error}"
             ) from error
         ignored, not_durable = await self._sender.send_members(members, durability)
+        # The batch, too, is to be as safe as its messages. It was written before them, and the note
+        # that it is whole comes last.
+        level, reason = self._sender.level_for(durability), ""
         for at in range(0, max(1, len(ignored)), _IDS_PER_CALL):
+            is_last = at + _IDS_PER_CALL >= len(ignored)
             seal = partial(
                 store.seal_batch,
                 batch,
                 ignored[at : at + _IDS_PER_CALL],
-                is_last=at + _IDS_PER_CALL >= len(ignored),
+                is_last=is_last,
+                durability=level if is_last else None,
             )
-            if not await self._queue.settings.repeat(seal):
+            is_sealed, reason = await self._queue.settings.repeat(seal)
+            if not is_sealed:
                 # A server that has failed over may have lost it.
                 raise NoBatch(batch)
         if not_durable is not None:
             raise not_durable
-        return batch, [member.id for member in members]
+        if reason:
+            ignored_ids = set(ignored)
+            ids = tuple(member.id for member in members if member.id not in ignored_ids)
+            raise NotDurable(f"the batch {batch!r} is stored, but {reason}", ids)
 
     async def _begin(self, encoded: EncodedBatch) -> tuple[ReliableStore, str, list[NewMessage]]:
         """Create a batch in a partition where all of its messages can lie, and let the first of
@@ -391,6 +442,9 @@ class BatchOffers:
             except SettingsChanged:
                 # Its messages may belong elsewhere now.
                 await settings.after_refusal(index)
+            except DelayqError as error:
+                error.batch_id = batch
+                raise
             else:
                 if taken_ids:
                     raise DuplicateMessage(tuple(taken_ids), ())

@@ -306,7 +306,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 or ``on_failure`` is taken, nothing was written.
             NoBatch: The server has lost the batch meanwhile, as after a failover. The messages are
                 stored, and nothing follows from them.
-            NotDurable: The batch is stored whole, but not as safely as requested.
+            NotDurable: The batch is stored whole, but not as safely as requested. If the server has
+                the batch, or may have it, ``batch_id`` of the error has its id.
         """
         self._check_open()
         if not isinstance(offers, Iterable):
@@ -319,8 +320,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         else:
             sending = OfferEvent(self.name, "reliable", len(checked), batch=True, delay=None)
             with hooks.around_sending(sending):
-                checked = with_headers(checked, sending.headers)
-                encoded = batches.encode(checked, then, on_failure)
+                encoded = batches.encode(checked, then, on_failure, sending.headers)
                 batch, sending.ids = await batches.send(encoded, durability)
         return self._consumer.batch(batch)
 

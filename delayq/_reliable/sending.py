@@ -201,6 +201,12 @@ class Sender:
         ]
         return ignored, not_durable
 
+    def level_for(self, durability: str | None) -> Durability | None:
+        """Return how safe a message must be that is offered with this durability of its own, if it
+        has one.
+        """
+        return self.durability if durability is None else durabilities.parse(durability)
+
     async def settings_for_offers(self, durability: str | None) -> StoredSettings:
         """Return the settings of the queue, which are known and declared before anything is sent.
 
@@ -377,7 +383,7 @@ class Sender:
         return homes.pop()
 
     async def _commits(self, offers: PartitionOffers, durability: str | None) -> Commits:
-        level = self.durability if durability is None else durabilities.parse(durability)
+        level = self.level_for(durability)
         if level is None:
             return offers.commits
         with before_a_call():

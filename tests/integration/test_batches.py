@@ -13,6 +13,7 @@ from delayq._redis.rights import Rights
 from delayq._reliable.scripts import JOIN_BATCH
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import ConfigurationError, DuplicateMessage
+from delayq.instrumentation import Observer
 from delayq.tasks import INJECTED
 from delayq.testing import advance
 from tests.support.tasks import running
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from delayq import Client, Message, ReliableQueue
+    from delayq.instrumentation import OfferEvent
     from tests.support.servers import PrivateServer
 
 THEN, FAILURE = Offer("report"), Offer("alarm")
@@ -318,6 +320,7 @@ async def test_a_batch_is_refused_if_the_id_of_what_follows_is_taken(
         with pytest.raises(DuplicateMessage) as caught:
             await jobs.offer_batch(members(1), **{argument: Offer("report", id=taken)})  # type: ignore[arg-type]
         assert (caught.value.ids, caught.value.stored) == ((taken,), ())
+        assert caught.value.batch_id is None
     assert await raw.keys("*:batch*") == []
     assert await jobs.get("m0") is None
 
@@ -348,26 +351,24 @@ async def test_an_id_that_is_taken_does_not_belong_to_the_batch(jobs: ReliableQu
 
 
 async def test_a_batch_that_was_not_offered_whole_never_finishes(
-    jobs: ReliableQueue[Any], raw: Any
+    jobs: ReliableQueue[Any],
 ) -> None:
     await jobs.offer("other", id="m1", delay=3600)
-    with pytest.raises(DuplicateMessage):
+    with pytest.raises(DuplicateMessage) as caught:
         await offered(jobs, 2)
-    (batch_id,) = [
-        key.decode() for key in await raw.hkeys("delayq:{jobs}:batches") if b"\0" not in key
-    ]
     assert await ack_all(jobs) == [0]
-    status = await jobs.batch(batch_id).status()
+    assert caught.value.batch_id is not None
+    status = await jobs.batch(caught.value.batch_id).status()
     assert (status.was_offered_whole, status.is_finished, status.handled) == (False, False, 1)
     assert await ack_all(jobs) == []
 
 
-async def test_what_was_never_stored_can_be_cancelled(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_what_was_never_stored_can_be_cancelled(jobs: ReliableQueue[Any]) -> None:
     await jobs.offer("other", id="m1", delay=3600)
-    with pytest.raises(DuplicateMessage):
+    with pytest.raises(DuplicateMessage) as caught:
         await offered(jobs, 2)
-    fields = await raw.hkeys("delayq:{jobs}:batches")
-    batch = jobs.batch(min(fields, key=len).decode())
+    assert caught.value.batch_id is not None
+    batch = jobs.batch(caught.value.batch_id)
     assert await batch.cancel() == 1
     assert await counts(batch) == {"cancelled": 1}
     assert await jobs.get("m1") is not None
@@ -392,6 +393,53 @@ async def test_a_batch_that_is_not_durable_is_whole_all_the_same(jobs: ReliableQ
     assert set(caught.value.stored) == {"m0", "m1"}
     assert await ack_all(jobs) == [0, 1]
     assert await ack_all(jobs) == ["report"]
+
+
+async def test_the_note_that_a_batch_is_whole_is_as_safe_as_its_messages(
+    jobs: ReliableQueue[Any],
+) -> None:
+    with pytest.raises(delayq.NotDurable, match="0 of 1 replicas") as caught:
+        await jobs.offer_batch([], then=THEN, durability="replicas:1")
+    assert caught.value.batch_id is not None
+    assert (await jobs.batch(caught.value.batch_id).status()).was_offered_whole
+    assert await ack_all(jobs) == ["report"]
+
+
+async def test_a_batch_is_not_begun_if_the_server_does_not_support_the_durability(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    with pytest.raises(delayq.ServerRefused):
+        await jobs.offer_batch(members(1), durability="fsync")
+    assert await raw.keys("*:batch*") == []
+
+
+async def test_headers_that_observers_add_reach_what_follows(
+    jobs: ReliableQueue[Any], client: Client
+) -> None:
+    class Tracer(Observer):
+        def sending(self, sending: OfferEvent) -> None:
+            sending.headers["trace"] = "1"
+
+    client.observe(Tracer())
+    await jobs.offer_batch(
+        [Offer(0), Offer(1, headers={"trace": "own"})],
+        then=THEN,
+        on_failure=Offer("alarm", headers={"a": "b"}),
+    )
+    first, second = await claimed(jobs)
+    await first.bury("no money")
+    (alarm,) = await claimed(jobs)
+    await second.ack()
+    await jobs.dead.redrive()
+    assert await ack_all(jobs) == [0]
+    (report,) = await claimed(jobs)
+    headers = [message.headers for message in (first, second, alarm, report)]
+    assert headers == [
+        {"trace": "1"},
+        {"trace": "own"},
+        {"trace": "1", "a": "b"},
+        {"trace": "1"},
+    ]
 
 
 async def test_a_client_that_has_not_heard_of_new_partitions_offers_a_whole_batch(
