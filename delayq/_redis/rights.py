@@ -40,7 +40,6 @@ _READS: dict[str, str] = {
     "HGET": _ABSENT,
     "HLEN": "",
     "HMGET": _ABSENT,
-    "HRANDFIELD": "0",
     "HSCAN": "'wrong'",
     "HSTRLEN": _ABSENT,
     "LINDEX": "'wrong'",

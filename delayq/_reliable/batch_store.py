@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.outcomes import Record
 
-# The state of messages that were handled: see lua/reliable/include/batches.lua.
-_HANDLED = "h"
+# The states of messages: see lua/reliable/include/batches.lua.
+_OPEN, _HANDLED, _FOLLOWING = "o", "h", "f"
 # How many batches one call looks at.
 _BATCHES_PER_CALL = 1_000
 
@@ -47,7 +47,6 @@ class BatchCounts(NamedTuple):
         running: How many of those that are open have a worker.
         expired: How many messages of the batch, or that follow from it, have expired, which nobody
             has noticed yet.
-        following: How many messages that follow from it have not ended.
     """
 
     created_us: int
@@ -59,7 +58,6 @@ class BatchCounts(NamedTuple):
     cancelled: int
     running: int
     expired: int
-    following: int
 
 
 class BatchStore(Store):
@@ -138,6 +136,16 @@ class BatchStore(Store):
             yield dead, [batch.decode(errors="replace") for batch in batches]
             if not after:
                 return
+
+    async def unfinished_message(self, batch: str) -> bytes | None:
+        """Return the id of a message of a batch, or of one that follows from it, which has not
+        ended; None if there is none.
+        """
+        for state in (_OPEN, _FOLLOWING):
+            if reply := await self.run(LIST_MEMBERS, batch, state, "", 1):
+                message_id: bytes = reply[0]
+                return message_id
+        return None
 
     async def end_expired(self, batch: str) -> None:
         """End the messages of a batch that have expired."""

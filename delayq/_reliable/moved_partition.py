@@ -96,16 +96,15 @@ class MovedPartition:
         ]
         return sum(counts)
 
-    async def unfinished_batch(self) -> str | None:
-        """Return a batch of which messages, or what follows, have not ended; None if there is
-        none. Messages that have expired end.
+    async def message_of_batch(self) -> tuple[str, str] | None:
+        """Return the id of a message that belongs to a batch, or follows from it, and has not
+        ended, and the batch; None if there is none. Messages that have expired end.
         """
         async for _, batches in self._store.unfinished_batches():
             for batch in batches:
                 await self._store.end_expired(batch)
-                counts = await self._store.batch_counts(batch)
-                if counts is not None and counts.open + counts.following:
-                    return batch
+                if (message_id := await self._store.unfinished_message(batch)) is not None:
+                    return message_id.decode(errors="replace"), batch
         return None
 
     async def letter_of_batch(self) -> tuple[str, str] | None:

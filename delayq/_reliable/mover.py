@@ -219,13 +219,14 @@ class Mover:
 
         What counts for a batch lies in its partition. Moved by their ids, messages would not.
         """
-        batches = await _gather(source.unfinished_batch() for source in self._sources)
-        if batch := next(filter(None, batches), None):
+        messages = await _gather(source.message_of_batch() for source in self._sources)
+        if message := next(filter(None, messages), None):
             queue = shlex.quote(self._state.queue)
             raise ConfigurationError(
-                f"queue {self._state.queue!r} has batches that have not ended, such as {batch!r},"
-                " and cannot be moved before: wait for them and what follows from them, or cancel"
-                f" them; list them with: delayq batch {queue}"
+                f"queue {self._state.queue!r} has batches that have not ended, and cannot be moved"
+                f" before: message {message[0]!r} of batch {message[1]!r}, or that follows from it,"
+                " still waits or runs; wait for them, or cancel them; list them with: delayq batch"
+                f" {queue}"
             )
 
     async def _check_letters(self) -> None:

@@ -9,10 +9,10 @@
 -- Roles: producer, consumer, admin, dashboard
 -- Repeatable: yes
 --
--- Returns {created, total, ended, open, handled, dead, cancelled, running, expired, following}, or nothing
--- if there is no such batch. total: "?" if it was not offered whole. running: how many of those that are
+-- Returns {created, total, ended, open, handled, dead, cancelled, running, expired}, or nothing if there is
+-- no such batch. total: "?" if it was not offered whole. running: how many of those that are
 -- open have a worker. expired: how many messages of the batch, or that follow from it, have expired, which
--- no claim has seen yet. following: how many that follow from it have not ended.
+-- no claim has seen yet.
 -- include: clock
 -- include: leases
 -- include: batches
@@ -54,5 +54,5 @@ end
 return {
   created, total, ended, open, count_members(batch, 'h'), count_members(batch, 'd'), count_members(batch, 'c'),
   count_in(leased, string.format('(%.0f', now), '+inf', 'o', function(score) return score > now end),
-  count_expired_in('o') + count_expired_in('f'), count_members(batch, 'f'),
+  count_expired_in('o') + count_expired_in('f'),
 }

@@ -6,7 +6,7 @@
 --   batch_members  ZSET  of include/batches.lua
 -- Arguments:
 --   batch  text  its id
---   state  text  "o", "h", "d" or "c": see include/batches.lua
+--   state  text  "o", "h", "d", "c" or "f": see include/batches.lua
 --   after  text  list those behind this id; empty: from the first one
 --   limit  int   list at most this many
 -- Roles: producer, consumer, admin, dashboard
