@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.scripts import Script
 from delayq._reliable.bodies import parse, parse_letter
+from delayq._reliable.ids import home_of
 from delayq._reliable.keys import MESSAGES
 
 if TYPE_CHECKING:
@@ -107,9 +108,9 @@ class MovedPartition:
                     return message_id.decode(errors="replace"), batch
         return None
 
-    async def letter_of_batch(self) -> tuple[str, str] | None:
-        """Return the id of a dead letter that belongs to a group and to a batch, and the batch;
-        None if there is none.
+    async def letter_to_part(self, partitions: int) -> tuple[str, str] | None:
+        """Return the id of a dead letter that belongs to a batch, and whose group lies in another
+        one of so many partitions, and the batch; None if there is none.
         """
         # Most queues have none of a batch, and many letters.
         if not sum([dead async for dead, _ in self._store.unfinished_batches()]):
@@ -118,10 +119,13 @@ class MovedPartition:
             for name, letter in letters:
                 with suppress(ValueError):
                     parts = parse(parse_letter(letter)[1])
-                    if parts.group is not None and parts.batch is not None:
-                        counts = await self._store.batch_counts(parts.batch)
-                        if counts is not None:
-                            return name.partition(b"\0")[0].decode(errors="replace"), parts.batch
+                    if parts.group is None or parts.batch is None:
+                        continue
+                    if home_of(parts.group, partitions) == home_of(parts.batch, partitions):
+                        continue
+                    # Others are forgotten, and nothing would follow from them.
+                    if await self._store.batch_counts(parts.batch) is not None:
+                        return name.partition(b"\0")[0].decode(errors="replace"), parts.batch
         return None
 
     async def set_aside(self, partitions: str) -> int:

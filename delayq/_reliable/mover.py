@@ -118,7 +118,7 @@ class Mover:
         Raises:
             ConfigurationError: The queue is being moved to another number of partitions, its limit
                 is smaller than the number, another release has written it, or it has batches that
-                have not ended, or of which dead letters belong to groups.
+                have not ended, or of which dead letters would lie in other partitions.
             ServerUnavailable: Another process changes the number of partitions, or has taken the
                 move over.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
@@ -233,14 +233,15 @@ class Mover:
         """Check that no batch has dead letters that would be parted from it: those without a group
         go with their batch, but the others with their groups.
         """
-        letters = await _gather(source.letter_of_batch() for source in self._sources)
+        letters = await _gather(source.letter_to_part(self._to) for source in self._sources)
         if letter := next(filter(None, letters), None):
             queue = shlex.quote(self._state.queue)
             raise ConfigurationError(
                 f"queue {self._state.queue!r} has dead letters of groups that belong to batches,"
-                f" such as {letter[0]!r} of batch {letter[1]!r}, and cannot be moved before: in"
-                " another partition, a redrive would not reach the batch; redrive or purge them"
-                f" first: delayq dead redrive {queue} {shlex.quote(letter[0])}"
+                f" such as {letter[0]!r} of batch {letter[1]!r}, and cannot be moved to"
+                f" {self._to} partitions before: their groups would lie in others than the batches,"
+                " which a redrive would not reach; redrive or purge them first: delayq dead redrive"
+                f" {queue} {shlex.quote(letter[0])}"
             )
 
     async def _count_running(self) -> int:

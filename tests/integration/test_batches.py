@@ -10,6 +10,7 @@ import pytest
 import delayq
 from delayq import BadInput, Batch, BatchTimeout, NoBatch, Offer
 from delayq._redis.rights import Rights
+from delayq._reliable.ids import home_of
 from delayq._reliable.scripts import JOIN_BATCH
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import ConfigurationError, DuplicateMessage
@@ -621,24 +622,32 @@ async def test_a_redrive_after_a_move_completes_the_batch(
     (lost, handled) = await claimed(jobs)
     await handled.ack("well")
     await lost.bury("no money")
-    move = ReliableInspector.of(client, "jobs").repartition
-    if group is not None:
-        # It belongs where its group lies, and not where its batch does.
-        with pytest.raises(ConfigurationError, match=f"such as 'm0' of batch '{batch.id}'"):
-            await move(5)
-        assert await jobs.dead.redrive() == 1
-        assert await ack_all(jobs) == [0]
-        assert await ack_all(jobs) == ["report"]
-        await move(5)
-    else:
-        await move(5)
-        assert await jobs.dead.redrive() == 1
-        while not await ack_all(jobs):
-            pass
-        while not await ack_all(jobs):
-            pass
+    # Without a group, what counts for a batch goes with it.
+    await ReliableInspector.of(client, "jobs").repartition(1 if group else 5)
+    assert await jobs.dead.redrive() == 1
+    values: list[Any] = []
+    while len(values) < 2:
+        values += await ack_all(jobs)
+    assert values == [0, "report"]
     assert await counts(batch) == {"handled": 2}
     assert await batch.results() == {lost.id: None, handled.id: "well"}
+
+
+async def test_a_queue_is_not_moved_if_that_parts_a_dead_letter_from_its_batch(
+    client: Client,
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2)
+    batch = await jobs.offer_batch([Offer(0, id="m0", group="acme")], then=THEN)
+    await dies(jobs)
+    numbers = (
+        number for number in range(3, 99) if home_of("acme", number) != home_of(batch.id, number)
+    )
+    to = next(numbers)
+    with pytest.raises(ConfigurationError, match=f"'m0' of batch '{batch.id}'.*redrive or purge"):
+        await ReliableInspector.of(client, "jobs").repartition(to)
+    assert await jobs.dead.purge() == 1
+    await ReliableInspector.of(client, "jobs").repartition(to)
+    assert await counts(batch) == {"dead": 1}
 
 
 async def test_results_are_found_after_a_move(client: Client) -> None:

@@ -139,14 +139,18 @@ end
 
 -- Note that messages have ended, {id, state, batch} of each, and store what follows from their batches.
 local function end_members(members, now)
-  local changed, some_lost = {}, {}
+  local changed, has_failed, some_lost = {}, {}, {}
   for _, member in ipairs(members) do
     local id, state, batch = unpack(member)
     local is_member = change_member(batch, id, 'o', state)
     if is_member or redis.call('ZREM', batch_members, batch .. '\0f\0' .. id) == 1 then
       if not changed[batch] then changed[#changed + 1], changed[batch] = batch, true end
-      if is_member and state ~= 'h' then follow_from(batch, 'failure', now) end
-      if not is_member and state ~= 'h' then some_lost[batch] = true end
+      if is_member and state ~= 'h' and not has_failed[batch] then
+        follow_from(batch, 'failure', now)
+        has_failed[batch] = true
+      elseif not is_member and state ~= 'h' then
+        some_lost[batch] = true
+      end
     end
   end
   for _, batch in ipairs(changed) do end_batch(batch, some_lost[batch], now) end
