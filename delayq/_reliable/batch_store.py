@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _OPEN, _HANDLED, _FOLLOWING = "o", "h", "f"
 # How many batches one call looks at.
 _BATCHES_PER_CALL = 1_000
+# The number of bytes before a batch's id in the members that tell when batches may be dropped.
+_BEFORE_ID = 18
 
 
 class BatchCounts(NamedTuple):
@@ -187,15 +189,18 @@ class BatchStore(Store):
 
     async def batch_ids(self) -> AsyncIterator[str]:
         """Yield the ids of all batches, in any order."""
-        cursor, ids = b"0", set[bytes]()
+        # From the members that tell when each may be dropped: see batches.lua. One may change
+        # meanwhile, and come twice.
+        after, ids = b"[\0", set[bytes]()
         while True:
-            # The other fields end in a letter.
-            cursor, reply = await self.client.command(
-                "HSCAN", self.keys.batches, cursor, "MATCH", "*[0-9]", "COUNT", PAGE
+            page = await self.client.command(
+                *("ZRANGEBYLEX", self.keys.batch_members, after, b"(\1"),
+                *("LIMIT", 0, _BATCHES_PER_CALL),
             )
-            for batch in reply[::2]:
+            for batch in (member[_BEFORE_ID:] for member in page):
                 if batch not in ids:
                     ids.add(batch)
                     yield batch.decode(errors="replace")
-            if cursor == b"0":
+            if len(page) < _BATCHES_PER_CALL:
                 return
+            after = b"(" + page[-1]

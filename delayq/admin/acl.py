@@ -102,7 +102,7 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
         " aside",
     ),
     ("reliable", "dashboard"): _Work(
-        f"{_READ_RELIABLE} hscan", "dead_messages schedules settings batches"
+        f"{_READ_RELIABLE} hscan zrangebylex", "dead_messages schedules settings batch_members"
     ),
 }
 

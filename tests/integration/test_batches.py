@@ -661,6 +661,20 @@ async def test_results_are_found_after_a_move(client: Client) -> None:
     assert sorted((await batch.results()).values()) == [*range(150)]
 
 
+async def test_a_list_of_batches_does_not_read_what_follows_from_them(
+    client: Client, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    batches = [
+        await jobs.offer_batch([Offer(0)], then=Offer("x" * 200_000), on_failure=FAILURE)
+        for _ in range(3)
+    ]
+    await raw.config_resetstat()
+    statuses = await ReliableInspector.of(client, "jobs").batches(9)
+    assert {status.id for status in statuses} == {batch.id for batch in batches}
+    assert (await raw.info("stats"))["total_net_output_bytes"] < 100_000
+
+
 async def test_a_move_looks_at_many_batches_in_few_calls(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs")
     await asyncio.gather(*(jobs.offer_batch([]) for _ in range(1500)))
