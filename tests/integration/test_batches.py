@@ -11,7 +11,13 @@ import delayq
 from delayq import BadInput, Batch, BatchTimeout, NoBatch, Offer
 from delayq._redis.rights import Rights
 from delayq._reliable.ids import home_of
-from delayq._reliable.scripts import JOIN_BATCH
+from delayq._reliable.scripts import (
+    BATCH_STATUS,
+    CANCEL_MEMBERS,
+    JOIN_BATCH,
+    LIST_MEMBERS,
+    SEAL_BATCH,
+)
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import ConfigurationError, DuplicateMessage
 from delayq.instrumentation import Observer
@@ -24,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from delayq import Client, Message, ReliableQueue
+    from delayq._redis.scripts import Script
     from delayq.instrumentation import OfferEvent
+    from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
 THEN, FAILURE = Offer("report"), Offer("alarm")
@@ -693,6 +701,45 @@ async def test_a_call_that_arrives_late_does_not_open_again_what_has_ended(
     await raw.eval(JOIN_BATCH.text, len(keys), *keys, 1, batch.id, "", "", "m0", "ignored")
     assert await counts(batch) == {"handled": 1}
     assert await ack_all(jobs) == ["report"]
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+@pytest.mark.parametrize("script", [JOIN_BATCH, SEAL_BATCH, BATCH_STATUS, LIST_MEMBERS])
+async def test_a_call_about_a_batch_is_repeated_if_its_reply_is_lost(
+    client: Client, faults: Faults, script: Script, fault: str
+) -> None:
+    jobs = client.reliable_queue("jobs", keep=3600)
+    then = Offer("report", id="report")
+    # The server has to know the scripts, or a call whose reply is lost is not carried out.
+    await (await jobs.offer_batch(members(1), then=then)).results()
+    assert await ack_all(jobs) == [0]
+    assert await ack_all(jobs) == ["report"]
+    faults.calls.clear()
+    faults.plan = lambda name, n: fault if name == script.name and n == 1 else None
+    batch = await jobs.offer_batch(members(2), then=then)
+    assert await ack_all(jobs) == [0, 1]
+    assert await batch.results() == {"m0": None, "m1": None}
+    assert await ack_all(jobs) == ["report"]
+    assert await ack_all(jobs) == []
+
+
+async def test_a_cancellation_whose_reply_is_lost_may_be_repeated(
+    jobs: ReliableQueue[Any], client: Client, faults: Faults
+) -> None:
+    # As above.
+    assert await (await offered(jobs, 1)).cancel() == 1
+    assert await ack_all(jobs) == ["alarm"]
+    batch = await jobs.offer_batch([Offer(0), Offer(1, ttl=60)], on_failure=FAILURE)
+    await advance(client, 120)
+    faults.calls.clear()
+    faults.plan = lambda name, n: "lost" if name == CANCEL_MEMBERS.name and n < 3 else None
+    # Whoever only asks does not mind.
+    assert await counts(batch) == {"waiting": 1, "cancelled": 1}
+    with pytest.raises(delayq.OutcomeUnknown):
+        await batch.cancel()
+    assert await batch.cancel() == 0
+    assert await counts(batch) == {"cancelled": 2}
+    assert await ack_all(jobs) == ["alarm"]
 
 
 @pytest.mark.parametrize(
