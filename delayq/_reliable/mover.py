@@ -201,13 +201,12 @@ class Mover:
     async def _drain(self, stored: StoredSettings) -> StoredSettings:
         """Pause the queue, and wait until workers have finished what they have."""
         await self._take(stored, self._sources)
-        running = await self._count_running()
+        # Before the queue is paused, because there may be many.
         await self._check_letters()
-        while running:
+        while running := await self._count_running():
             await self._check_batches()
             self._report(running=running)
             await asyncio.sleep(_PAUSE)
-            running = await self._count_running()
         await self._check_batches()
         # The last attempts may have failed.
         await self._check_letters()
