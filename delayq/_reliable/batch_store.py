@@ -156,20 +156,20 @@ class BatchStore(Store):
             after = reply[1]
 
     async def cancel_members(
-        self, batch: str, which: Literal["expired", "waiting", "all"], after: bytes
+        self, batch: str, scope: Literal["expired", "waiting", "all"], after: bytes
     ) -> tuple[int, bytes] | None:
         """End messages of a batch that have expired, and cancel others, up to some 500.
 
         Args:
             batch: The batch's id.
-            which: Only those that have expired; those that no worker has, too; or all.
+            scope: Only those that have expired; those that no worker has, too; or all.
             after: Go on behind this id; empty to begin.
 
         Returns:
             How many were cancelled, and the id to go on behind, which is empty if there are no
             more; None if there is no such batch.
         """
-        reply = await self.run(CANCEL_MEMBERS, batch, which, after)
+        reply = await self.run(CANCEL_MEMBERS, batch, scope, after)
         return None if reply is None else (reply[0], reply[1])
 
     async def handled_members(self, batch: str, after: bytes) -> list[tuple[bytes, Record | None]]:

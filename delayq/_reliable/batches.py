@@ -219,12 +219,12 @@ class Batch:
         await queue.flush()
         return await self._cancel("all" if running else "waiting")
 
-    async def _cancel(self, which: Literal["expired", "waiting", "all"]) -> int:
+    async def _cancel(self, scope: Literal["expired", "waiting", "all"]) -> int:
         """End messages that have expired, cancel others, and return how many were cancelled."""
         cancelled, after = 0, b""
         try:
             while True:
-                call = partial(_cancel_page, batch=self.id, which=which, after=after)
+                call = partial(_cancel_page, batch=self.id, scope=scope, after=after)
                 if (reply := await self._ask(call)) is None:
                     raise NoBatch(self.id)
                 cancelled, after = cancelled + reply[0], reply[1]
@@ -544,10 +544,10 @@ async def _cancel_page(
     store: ReliableStore,
     *,
     batch: str,
-    which: Literal["expired", "waiting", "all"],
+    scope: Literal["expired", "waiting", "all"],
     after: bytes,
 ) -> tuple[int, bytes] | None:
-    return await store.cancel_members(batch, which, after)
+    return await store.cancel_members(batch, scope, after)
 
 
 async def _handled_page(

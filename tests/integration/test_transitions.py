@@ -74,13 +74,13 @@ class Bench:
             self.token = reply[5].decode()
         return reply
 
-    def end_batch(self, which: str) -> None:
+    def end_batch(self, scope: str) -> None:
         """Let the message belong to a batch, and end messages of that."""
         self.raw.hset(KEYS.batches, "1", f"1 1 0 {2**53 - 1}")
         self.raw.zadd(KEYS.batch_members, {f"1\0o\0{self.id}": 0})
         if body := self.raw.hget(KEYS.named("bodies"), self.id):
             self.raw.hset(KEYS.named("bodies"), self.id, body.replace(b"\n", b"b1\n", 1))
-        self.run("cancel_members", "1", which, "")
+        self.run("cancel_members", "1", scope, "")
 
     def ack(self, remember: int = 0) -> None:
         self.raw.hset(KEYS.settings, "dedup_window", remember)

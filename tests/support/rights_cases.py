@@ -211,7 +211,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "worker": ("0123456789ab",),
     "counts_us": (HOUR_US, 0),
     "facts": ("{}",),
-    "which": ("expired", "waiting", "all"),
+    "scope": ("expired", "waiting", "all"),
     "unit": ("m", "h"),
     "span": (3,),
     "brief": (0, 1),
@@ -480,7 +480,7 @@ async def paused(at: Prepared) -> None:
     await at.raw.set(RELIABLE.paused, 1)
 
 
-def batch_of_five(which: str) -> Any:
+def batch_of_five(scope: str) -> Any:
     """Return a call that ends messages of a batch, of which two have expired and one runs."""
 
     async def prepare(at: Prepared) -> Any:
@@ -492,7 +492,7 @@ def batch_of_five(which: str) -> Any:
             await at.raw.zadd(RELIABLE.batch_members, {f"1\0o\0{member}": 0})
             body = await at.raw.hget(RELIABLE.named("bodies"), member)
             await at.raw.hset(RELIABLE.named("bodies"), member, body.replace(b"\n", b"b1\n", 1))
-        return ["1", which, ""]
+        return ["1", scope, ""]
 
     return prepare
 
@@ -588,7 +588,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (DISCARD, "", given(set_aside, "7")),
     (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),
     (reliable.SEAL_BATCH, "", batch_of_one),
-    *((reliable.CANCEL_MEMBERS, which, batch_of_five(which)) for which in VALUES["which"]),
+    *((reliable.CANCEL_MEMBERS, scope, batch_of_five(scope)) for scope in VALUES["scope"]),
     (reliable.FREE_SLOTS, "", given(stopping, "a", "9000000000000000")),
     (reliable.REGISTER, "stay", given(registered, "here", HOUR_US, '{"pid":1}')),
     (reliable.REGISTER, "leave", given(registered, "here", 0, '{"pid":1}')),

@@ -14,7 +14,7 @@
 --   batches        see include/batches.lua
 -- Arguments:
 --   batch  text  its id
---   which  text  "expired": end those that have expired, and no others; "waiting": cancel those that
+--   scope  text  "expired": end those that have expired, and no others; "waiting": cancel those that
 --                no worker has, too; "all": also those that workers have
 --   after  text  go on behind this id; empty: begin
 -- Roles: producer, consumer, admin
@@ -70,7 +70,7 @@ end
 local ids = page_of('o', after, MOST_MEMBERS)
 local last_id, is_whole_page = ids[#ids], #ids == MOST_MEMBERS
 local has_expired = expired_among(ids)
-if which == 'expired' then ids = {unpack(has_expired)} end
+if scope == 'expired' then ids = {unpack(has_expired)} end
 local open_count = #ids
 -- What follows from the batch may expire, but is not cancelled with it.
 for _, id in ipairs(after == '' and expired_among(page_of('f', '', MOST_MEMBERS)) or {}) do
@@ -94,10 +94,10 @@ while read_to < #ids and size < MOST_BYTES do
     if is_ours and has_expired[id] then
       if expired_fate == 'dead' then letters[#letters + 1] = {id, body} end
       gone[#gone + 1], members[#members + 1] = id, {id, expired_fate == 'dead' and 'd' or 'c', batch}
-    elseif is_ours and (not has_lease[id] or which == 'all') then
+    elseif is_ours and (not has_lease[id] or scope == 'all') then
       if has_lease[id] then running[#running + 1] = id end
       gone[#gone + 1], members[#members + 1], cancelled = id, {id, 'c', batch}, cancelled + 1
-    elseif not is_ours and total == '?' and which ~= 'expired' then
+    elseif not is_ours and total == '?' and scope ~= 'expired' then
       never_stored[#never_stored + 1] = batch .. '\0o\0' .. id
     elseif not is_ours and total ~= '?' then
       -- It has expired, and its id was freed; or the server has lost it.
