@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -74,6 +75,23 @@ DemoUrl = Annotated[
     typer.Option(help="The server to use. Defaults to a private embedded one.", **_URL),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+class LogLevels(StrEnum):
+    """From which level on a command prints what is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LogLevel = Annotated[
+    LogLevels,
+    typer.Option(
+        "--log-level", help="Print what is logged from this level on; debug: each message."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
 MaxRows = Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")]
 Offset = Annotated[int, typer.Option(min=0, help="Skip this many.")]

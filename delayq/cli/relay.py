@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import delayq
-from delayq.cli.options import AsJson, RequiredUrl
+from delayq.cli.options import AsJson, LogLevel, LogLevels, RequiredUrl
 from delayq.cli.output import CommandFailed, report, tell
 from delayq.cli.running import public_part, server_of, until_signalled
 from delayq.cli.worker.child import import_attribute, log_to_stderr
@@ -56,6 +56,7 @@ def relay(
             help="How safe a message must be before its row is deleted: fsync or replicas:N."
         ),
     ] = None,
+    log_level: LogLevel = LogLevels.INFO,
     url: RequiredUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +71,7 @@ def relay(
     """
     server = server_of(url)
     sys.path.insert(0, str(Path.cwd()))
-    log_to_stderr()
+    log_to_stderr(log_level)
     outbox = _outbox(reference)
     found = _engine(engine, database_url) or outbox.engine
     if found is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
-from logging import ERROR, INFO, WARNING
+from logging import DEBUG, ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,8 @@ class Handling:
         self._instances = instances
         self._threads = threads
         self._is_cancelled = is_cancelled
+        # Each message would pay for asking again.
+        self._logs_success = logging.getLogger("delayq").isEnabledFor(DEBUG)
         self._is_bare = self._plan.is_async and not (middleware or self._plan.injected)
 
     async def handle(self, message: WorkerMessage[Any]) -> None:
@@ -113,7 +116,7 @@ class Handling:
             try:
                 cancellations, failure = task.cancelling(), None
                 try:
-                    self._store_result(message, await self._call(message))
+                    self._note_success(message, await self._call(message))
                 except BaseException as error:
                     if self._ends_task(error, message):
                         raise
@@ -140,12 +143,15 @@ class Handling:
         await message.__aenter__()
         return asyncio.current_task()
 
-    def _store_result(self, message: WorkerMessage[Any], result: object) -> None:
-        """Have a result stored with the acknowledgement, if its queue keeps results.
+    def _note_success(self, message: WorkerMessage[Any], result: object) -> None:
+        """Log that a message was handled, and have its result stored with the acknowledgement, if
+        its queue keeps results.
 
         One that cannot be stored does not make the message fail: its work has been done, and would
         be done again.
         """
+        if self._logs_success:
+            self._log(DEBUG, message, "was handled in attempt %d", message.attempt)
         if result is None:
             return
         try:

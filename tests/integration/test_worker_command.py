@@ -242,19 +242,22 @@ async def test_a_burst_handles_what_is_due_and_ends(own_server: PrivateServer, a
     source = APP.replace('os.environ["SERVER"], shutdown', "shutdown")
     (app / "shop" / "jobs.py").write_text(source)
     await offer(own_server, *(f"value-{number}" for number in range(50)))
-    options = ("--processes", "2", "--burst", "--url", own_server.url)
+    options = ("--processes", "2", "--burst", "--log-level", "debug", "--url", own_server.url)
     async with command(own_server, app, WORKER, *options) as it:
         status, errors = await it.end()
         assert status == 0, errors
-        assert "delayq: " not in errors
+        assert errors.count("was handled in attempt 1") == 50
+        assert not re.search("^delayq: ", errors, re.MULTILINE)
         ended = [line[2] for line in await it.log() if line[1] == "end"]
         assert sorted(ended) == sorted(f"value-{number}" for number in range(50))
     assert await stats(own_server) == (0, 0, 0, 0)
     # It does not replace a process that dies.
     await offer(own_server, "crash")
-    async with command(own_server, app, WORKER, "--burst", "--url", own_server.url) as it:
+    quiet = ("--burst", "--log-level", "warning", "--url", own_server.url)
+    async with command(own_server, app, WORKER, *quiet) as it:
         status, errors = await it.end()
     assert status == 1
+    assert " INFO " not in errors
     assert "delayq: process 1 exited with status 9\n" in errors
     # What a message holds begins no line of the log, and controls no terminal.
     await offer(own_server, "fail\x1b]52;c;eA==\x07\nforged")

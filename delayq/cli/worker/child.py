@@ -96,11 +96,15 @@ def import_attribute(reference: str, example: str) -> object:
     return found
 
 
-def log_to_stderr() -> None:
-    """Print what is logged, from INFO on, for people."""
+def log_to_stderr(level: str) -> None:
+    """Print what is logged, from a level on, for people. Of what is logged for debugging, only
+    delayq's is printed.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(_LogLines("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    number = getattr(logging, level.upper())
+    logging.basicConfig(level=max(number, logging.INFO), handlers=[handler])
+    logging.getLogger("delayq").setLevel(number)
 
 
 def main() -> int:
@@ -110,13 +114,14 @@ def main() -> int:
     parser.add_argument("lifeline", type=int)
     parser.add_argument("report", type=int)
     parser.add_argument("--burst", action="store_true")
+    parser.add_argument("--log-level", default="info")
     parser.add_argument("--metrics", metavar="HOST:PORT")
     parser.add_argument("--url", action="store_true")
     options = parser.parse_args()
     # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
     parent = _Report(options.report)
-    log_to_stderr()
+    log_to_stderr(options.log_level)
     try:
         worker = find(options.where, url=options.url)
         asyncio.run(

@@ -17,7 +17,7 @@ import anyio
 import typer
 
 from delayq._redis.retry import retry_delay
-from delayq.cli.options import AsJson, WorkerUrl
+from delayq.cli.options import AsJson, LogLevel, LogLevels, WorkerUrl
 from delayq.cli.output import CommandFailed, print_json, tell, write
 from delayq.cli.running import SIGNALS, python
 from delayq.client import URL_VARIABLE
@@ -72,6 +72,7 @@ def worker(
             help="Watch this directory instead of the working directory. Repeatable.",
         ),
     ] = None,
+    log_level: LogLevel = LogLevels.INFO,
     url: WorkerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -108,6 +109,7 @@ def worker(
         burst=burst,
         reload=watched,
         metrics=metrics,
+        log_level=log_level,
         as_json=as_json,
     )
     raise typer.Exit(anyio.run(Supervisor(plan).run))
@@ -130,6 +132,7 @@ class Plan:
         burst: Whether to end when nothing is due.
         reload: The directories whose Python files restart the worker when they change.
         metrics: Host and port of the first process's; the others use the next ports.
+        log_level: From which level on the processes print what is logged.
         as_json: Whether events are printed for programs.
     """
 
@@ -139,6 +142,7 @@ class Plan:
     burst: bool = False
     reload: tuple[Path, ...] = ()
     metrics: tuple[str, int] | None = None
+    log_level: str = "info"
     as_json: bool = False
 
 
@@ -232,6 +236,7 @@ class Supervisor:
         report, status_pipe = os.pipe()
         try:
             command = python("delayq.cli.worker.child")
+            command += ["--log-level", self._plan.log_level]
             if self._plan.burst:
                 command.append("--burst")
             if self._plan.url is not None:
