@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from delayq.admin.catalog import QueueKind
     from delayq.stats import QueueDepth
@@ -91,6 +91,11 @@ def states(depth: QueueDepth | str, kind: QueueKind) -> list[State]:
     if depth.ready or depth.leased:
         return [WORKING]
     return [WAITING if depth.delayed else EMPTY]
+
+
+def is_late(some_states: Collection[State]) -> bool:
+    """Return whether a queue in these states has messages that have been due for long."""
+    return UNATTENDED in some_states or OVERDUE in some_states
 
 
 def _troubles(depth: QueueDepth, kind: QueueKind) -> Iterator[State]:

@@ -19,7 +19,9 @@ from starlette.responses import Response, StreamingResponse
 
 from delayq._dashboard.health import SECOND
 from delayq._dashboard.queues import Cached
-from delayq._dashboard.sources import AnySource
+from delayq._dashboard.rendering import span
+from delayq._dashboard.sources import AnySource, ReliableSource
+from delayq.admin.delays import Delay, explain_delay
 from delayq.errors import Closed, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from delayq._dashboard.sources import ReliableSource
     from delayq.stats import QueueDepth, WorkerInfo
 
     Render = Callable[[], Coroutine[None, None, dict[str, str]]]
@@ -49,6 +50,8 @@ _RETRY_MS = 300
 _INTERVAL = 1.0
 # Less than that, since a sleep of this length may end a moment early.
 _FRESH = 0.9 * _INTERVAL
+# How long the reason why a queue is late counts, seconds: to find it takes several calls.
+_CAUSES_COUNT_FOR = 5.0
 # A queue without viewers for that long starts anew: too much may have come and gone.
 _STALE_AFTER = 3 * _INTERVAL
 # Maximum number of queues whose figures are kept.
@@ -159,6 +162,7 @@ class Live:
         self._depths: Answers[AnySource, QueueDepth] = Answers(lambda source: source.depth())
         self._workers: Answers[ReliableSource, list[WorkerInfo]]
         self._workers = Answers(lambda source: source.workers())
+        self._delays: Answers[ReliableSource, Delay] = Answers(_explain)
         self._trails: dict[tuple[object, ...], Trail] = {}
         # A page may be large: it goes with its last viewer.
         self._views: WeakValueDictionary[tuple[object, ...], Cached[str]] = WeakValueDictionary()
@@ -172,6 +176,18 @@ class Live:
     async def workers(self, sources: Sequence[ReliableSource]) -> list[list[WorkerInfo] | str]:
         """Return who works on each queue, or why that is unknown."""
         return await self._workers.of(sources, 0)
+
+    async def causes(self, sources: Sequence[AnySource]) -> list[str]:
+        """Return why the messages of each queue are late; empty if nothing tells."""
+        reliable = [source for source in sources if isinstance(source, ReliableSource)]
+        delays = await self._delays.of(reliable, _CAUSES_COUNT_FOR)
+        causes = {
+            source.name: delay if isinstance(delay, str) else delay.cause
+            for source, delay in zip(reliable, delays, strict=True)
+        }
+        return [
+            causes[source.name] if isinstance(source, ReliableSource) else "" for source in sources
+        ]
 
     def trail(self, source: AnySource) -> Trail:
         """Return the latest figures of a queue."""
@@ -280,3 +296,8 @@ class _LiveView(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self.on_close()
+
+
+async def _explain(source: ReliableSource) -> Delay:
+    depth = await source.depth()
+    return await explain_delay(source, depth, lambda seconds: span(seconds * SECOND))

@@ -263,6 +263,13 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         delayed, ready, leased, dead, oldest_us, paused = await self.run(scripts.STATS)
         return QueueDepth(delayed, ready, leased, dead, oldest_us / 1_000_000, paused=bool(paused))
 
+    async def slot_free_us(self) -> int | None:
+        """Return when the limit of the queue may let another message run, in microseconds, if a
+        claim waits for that; None if none does.
+        """
+        score = await self.client.command("ZSCORE", self.keys.named("group_turns"), "")
+        return None if score is None else parse_us(score)
+
     async def missing_keys(self) -> str:
         """Return what seems to be missing of the queue's keys; empty if nothing is.
 

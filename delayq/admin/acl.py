@@ -97,12 +97,13 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
     # The last commands and keys are those of a move to another number of partitions.
     ("reliable", "admin"): _Work(
         f"{_READ_RELIABLE} hscan set zmscore hset hdel hlen pttl pexpire unlink zrem"
-        " time zcount zrangebylex zremrangebylex",
+        " time zcount zscore zrangebylex zremrangebylex",
         "remembered shared_moments awaited record_times records rate_log batches batch_members"
         " aside",
     ),
     ("reliable", "dashboard"): _Work(
-        f"{_READ_RELIABLE} hscan zrangebylex", "dead_messages schedules settings batch_members"
+        f"{_READ_RELIABLE} hscan zrangebylex zscore",
+        "dead_messages schedules settings batch_members group_turns",
     ),
 }
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from delayq._redis.rights import missing_rights
 from delayq._redis.slots import SLOTS
 from delayq._redisson.keys import DelayedKeys
-from delayq._reliable.groups import to_group
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import ROLES, acl_rules
 from delayq.admin.catalog import FoundQueue, list_queues
 from delayq.admin.delayed import DelayedInspector
+from delayq.admin.delays import explain_delay
 from delayq.admin.reliable import ReliableInspector
-from delayq.admin.wording import describe_group_state
 from delayq.errors import BadName, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
@@ -40,8 +38,7 @@ _AFTER_EVICTION = (
     "CONFIG SET maxmemory-policy noeviction, and start a worker, which puts back what waits; offer"
     " again what has lost its content"
 )
-# The number of groups of a partition that are read, and of those that are named.
-_MAX_GROUPS = 100
+# The number of processes that are named.
 _NAMED = 3
 
 
@@ -375,27 +372,16 @@ async def _state(
     if stats.paused:
         return "wrong" if is_late else "note", f"{text}: paused", f"delayq resume {queue.argument}"
     if is_late:
-        level, cause, advice = await _why_late(inspector, queue, stats)
-        return level, f"{text}: {cause}", advice
+        delay = await explain_delay(inspector, stats, lambda seconds: _ago(int(seconds)))
+        cause = f"behind by {_ago(int(stats.oldest_due_age))}, {delay.cause}"
+        advice = delay.advice.replace("QUEUE", queue.argument)
+        return "wrong" if delay.is_wrong else "note", f"{text}: {cause}", advice
     if (stats.ready or stats.delayed) and not stats.leased and not await _has_workers(inspector):
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return "note", f"{text}: no process works on it", advice
     if stats.dead:
         return "note", text, f"delayq dead list {queue.argument}"
     return "ok", text, ""
-
-
-async def _why_late(
-    inspector: ReliableInspector, queue: FoundQueue, stats: QueueDepth
-) -> tuple[Level, str, str]:
-    age = _ago(int(stats.oldest_due_age))
-    if limit := await _limit_of(inspector, queue, stats):
-        cause, advice = limit
-        return "note", f"behind by {age}, {cause}", advice
-    if not stats.leased:
-        advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
-        return "wrong", f"due for {age}, but not taken", advice
-    return "note", f"behind by {age}", "start more workers, or raise their concurrency"
 
 
 async def _missing_keys(stores: Sequence[ReliableStore]) -> str:
@@ -414,36 +400,6 @@ async def _has_workers(inspector: ReliableInspector) -> bool:
         return bool(await inspector.workers())
     except ServerRefused:
         return True
-
-
-async def _limit_of(
-    inspector: ReliableInspector, queue: FoundQueue, stats: QueueDepth
-) -> tuple[str, str] | None:
-    """Return what keeps due messages back if more workers would not help, and how to change it."""
-    try:
-        settings = await inspector.settings()
-        groups = [
-            to_group(group)
-            for store in inspector.stores
-            for group in await store.groups("", _MAX_GROUPS)
-        ]
-    except ServerRefused:
-        return None
-    limit = settings.limit
-    if limit is not None and limit.concurrency is not None and stats.leased >= limit.concurrency:
-        command = f"delayq configure {queue.argument} --limit N"
-        return f"at its limit of {limit.concurrency:,} at a time", f"to raise it: {command}"
-    now = datetime.now(UTC)
-    held_back = [
-        group
-        for group in groups
-        if group.ready and describe_group_state(group, now) not in ("ok", "due")
-    ]
-    if held_back and sum(group.ready for group in held_back) >= stats.ready:
-        names = _listing([f"{group.name!r}" for group in held_back])
-        cause = f"all in groups that are paused, held up, or at their limits: {names}"
-        return cause, f"see: delayq groups list {queue.argument}"
-    return None
 
 
 async def _delayed(

@@ -12,6 +12,7 @@ from rich.live import Live
 
 from delayq.admin.catalog import list_queues
 from delayq.admin.delayed import DelayedInspector, PurgeState
+from delayq.admin.delays import explain_delay
 from delayq.admin.reliable import ReliableInspector
 from delayq.cli.options import (
     AsJson,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
 # A message that is due for less than this, seconds, is not late.
 _LATE = 1.0
+# For so many queues that are late, the list tells why.
+_MOST_EXPLAINED = 20
 
 
 def queues(url: Url = None, as_json: AsJson = False) -> None:
@@ -71,17 +74,18 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
         hint = "; without +scan, name a queue: delayq stats NAME" if "'scan'" in str(error) else ""
         raise CommandFailed(f"{error}{hint}") from error
     if as_json:
-        for queue, stats in rows:
+        for queue, stats, cause in rows:
             print_json(
                 {**_identity(queue), "error": stats}
                 if isinstance(stats, str)
-                else _figures(queue, *stats)
+                else {**_figures(queue, *stats), **({"cause": cause} if cause else {})}
             )
     elif rows:
         lines = [
-            _row(queue, stats if isinstance(stats, str) else stats[0]) for queue, stats in rows
+            _row(queue, stats if isinstance(stats, str) else stats[0], cause)
+            for queue, stats, cause in rows
         ]
-        show_table(_COLUMNS, lines, wide=["queue"])
+        show_table(_COLUMNS, lines, wide=["queue", "state"])
     else:
         say("no queues")
     raise typer.Exit(0 if rows else 1)
@@ -230,8 +234,25 @@ def confirm(question: str, *, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-async def _read_all(client: Client) -> list[tuple[FoundQueue, _Stats | str]]:
-    return [(queue, await stats_or_error(client, queue)) for queue in await list_queues(client)]
+async def _read_all(client: Client) -> list[tuple[FoundQueue, _Stats | str, str]]:
+    """Return the queues, what is known about each, and why the first ones are late that are."""
+    rows: list[tuple[FoundQueue, _Stats | str, str]] = []
+    unexplained = _MOST_EXPLAINED
+    for queue in await list_queues(client):
+        stats, cause = await stats_or_error(client, queue), ""
+        if unexplained and not isinstance(stats, str) and is_late(stats[0]):
+            cause = await _cause(client, queue, stats[0])
+            unexplained -= 1
+        rows.append((queue, stats, cause))
+    return rows
+
+
+async def _cause(client: Client, queue: FoundQueue, depth: QueueDepth) -> str:
+    """Return why the messages of a queue are late; empty if nothing tells."""
+    inspector = queue.inspector(client)
+    if not isinstance(inspector, ReliableInspector):
+        return ""
+    return (await explain_delay(inspector, depth, span)).cause
 
 
 async def stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
@@ -251,11 +272,13 @@ async def _stats(client: Client, queue: FoundQueue) -> _Stats:
 
 async def _print_stats(client: Client, queue: FoundQueue, *, as_json: bool) -> None:
     stats, settings = await _stats(client, queue), await _settings(client, queue)
+    cause = await _cause(client, queue, stats[0]) if is_late(stats[0]) else ""
     if as_json:
         more_facts = {"partitions": None} if settings is None else asdict(settings)
+        more_facts |= {"cause": cause} if cause else {}
         print_json({**_figures(queue, *stats), **more_facts})
     else:
-        show_fields(_lines(queue, *stats, await clock(client), settings))
+        show_fields(_lines(queue, *stats, await clock(client), settings, cause))
 
 
 async def _watch(client: Client, queue: FoundQueue, interval: float, *, as_json: bool) -> None:
@@ -298,7 +321,7 @@ def _identity(queue: FoundQueue) -> dict[str, Any]:
     return {"kind": queue.kind, "queue": queue.name, "partitions": partitions}
 
 
-def _row(queue: FoundQueue, depth: QueueDepth | str) -> list[str]:
+def _row(queue: FoundQueue, depth: QueueDepth | str, cause: str = "") -> list[str]:
     name = f"{queue.name} ({queue.partitions} partitions)" if queue.partitions > 1 else queue.name
     if isinstance(depth, str):
         return [queue.kind, name, *"----", state_of(depth)[0]]
@@ -308,8 +331,13 @@ def _row(queue: FoundQueue, depth: QueueDepth | str) -> list[str]:
         queue.kind,
         name,
         *(f"{count:,}" for count in (depth.ready, depth.delayed, depth.leased, dead)),
-        state,
+        f"{state}: {cause}" if cause else state,
     ]
+
+
+def is_late(depth: QueueDepth) -> bool:
+    """Return whether messages of a queue have been due for a second or longer."""
+    return depth.oldest_due_age >= _LATE and not depth.paused
 
 
 def state_of(depth: QueueDepth | str) -> tuple[str, str]:
@@ -318,7 +346,7 @@ def state_of(depth: QueueDepth | str) -> tuple[str, str]:
         return "see doctor", "bold red"
     if depth.paused:
         return "paused", "yellow"
-    if depth.oldest_due_age >= _LATE:
+    if is_late(depth):
         return f"{span(depth.oldest_due_age)} late", "bold red"
     return ("dead letters", "yellow") if depth.dead or depth.quarantined else ("ok", "green")
 
@@ -329,6 +357,7 @@ def _lines(
     next_due_at: datetime | None,
     now: datetime,
     settings: QueueSettings | None,
+    cause: str = "",
 ) -> list[tuple[str, str]]:
     lines = [
         ("ready", f"{depth.ready:,}"),
@@ -343,5 +372,7 @@ def _lines(
         ("dead", f"{depth.dead:,}"),
         ("oldest due", f"{span(depth.oldest_due_age)} ago" if depth.ready else "-"),
     ]
+    if cause:
+        lines.append(("why", cause))
     lines.append(("paused", "yes" if depth.paused else "no"))
     return lines if settings is None else [*lines, *setting_lines(settings)]

@@ -369,7 +369,10 @@ def test_groups_are_listed_limited_and_paused(cli: Cli) -> None:
             ("eve", 0, 2, "ok"),
         ]
         assert cli("groups pause mails bob")[0] == 0
-        explanation = "all in groups that are paused, held up, or at their limits: 'ada', 'bob'"
+        explanation = (
+            "group 'ada', with 2 ready, is at its limit of 1 at a time; group 'bob', with 1 ready,"
+            " is paused"
+        )
         assert explanation in cli.check("reliable mails", "doctor mails --overdue 0")["text"]
         assert cli("configure mails --limit 5")[0] == 0
         at_limit = cli.check("reliable mails", "doctor mails --overdue 0")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.board import Page
 from delayq._dashboard.forms import whole_number
-from delayq._dashboard.health import STATES, late_us, states, undeliverable
+from delayq._dashboard.health import STATES, is_late, late_us, states, undeliverable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from delayq.stats import QueueDepth
 
 _PER_PAGE = 100
+# For so many queues of a page that are late, it tells why.
+_MOST_EXPLAINED = 20
 # With more queues than that, only those of the page are counted, so they are sorted by name.
 _MAX_RANKED = 1000
 
@@ -34,6 +36,7 @@ class Line:
     error: str
     states: list[State]
     trail: Trail
+    cause: str = ""
 
     @property
     def dead(self) -> int:
@@ -77,7 +80,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     listed = [line for line in lines if not state or state in _labels(line)]
     total = len(listed) if ranked else len(matching)
     return {
-        "lines": listed[offset : offset + _PER_PAGE] if ranked else listed,
+        "lines": await _explained(board, listed[offset : offset + _PER_PAGE] if ranked else listed),
         "sums": {name: _sum(listed, name) for name in ("delayed", "ready", "leased", "dead")},
         "troubles": _troubles(lines),
         "columns": {name: (column[0], column[2]) for name, column in _COLUMNS.items()},
@@ -104,6 +107,15 @@ async def _lines(board: Board, queues: Sequence[Any]) -> list[Line]:
             trail.add(depth, late_us(depth, source.kind))
             lines.append(Line(source, depth, "", states(depth, source.kind), trail))
     return lines
+
+
+async def _explained(board: Board, lines: Sequence[Line]) -> list[Line]:
+    """Return the lines, the first ones of queues that are late with the cause."""
+    late = [line for line in lines if line.depth is not None and is_late(line.states)]
+    late = late[:_MOST_EXPLAINED]
+    causes = await board.live.causes([line.source for line in late])
+    cause_of = dict(zip(map(id, late), causes, strict=True))
+    return [replace(line, cause=cause_of.get(id(line), "")) for line in lines]
 
 
 def _labels(line: Line) -> list[str]:

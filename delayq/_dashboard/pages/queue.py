@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, redirect
-from delayq._dashboard.health import count_in, late_us
+from delayq._dashboard.health import count_in, is_late, late_us, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +48,9 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
     bars[0] += soon
     trail = board.live.trail(source)
     trail.add(depth, late_us(depth, source.kind), soon)
+    (cause,) = await board.live.causes([source]) if is_late(states(depth, source.kind)) else ("",)
     return {
+        "cause": cause,
         "source": source,
         "depth": depth,
         "trail": trail,

@@ -1,0 +1,86 @@
+"""Why messages are late is told by the first cause that applies, and by what would help."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delayq import Limit, Offer, Worker
+from delayq.admin.delays import explain_delay
+from delayq.admin.reliable import ReliableInspector
+from tests.support.workers import Gate
+
+if TYPE_CHECKING:
+    from delayq import Client
+    from delayq.admin.delays import Delay
+    from tests.support.reliable import Jobs
+
+pytestmark = pytest.mark.usefixtures("_workers_stay_listed")
+
+
+@pytest.fixture
+async def jobs(client: Client) -> Jobs:
+    return client.reliable_queue("jobs", lease=60)
+
+
+async def delay_of(client: Client) -> Delay:
+    inspector = ReliableInspector.of(client, "jobs")
+    return await explain_delay(inspector, await inspector.stats(), lambda s: f"{s:g} s")
+
+
+async def test_a_queue_may_be_paused(client: Client, jobs: Jobs) -> None:
+    await jobs.offer(1)
+    await jobs.pause()
+    assert (await delay_of(client)).cause == "the queue is paused"
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [(Limit(concurrency=2), "2 at a time"), (Limit(rate=2, per=60), "2 in 60 s")],
+)
+async def test_a_queue_may_be_at_its_limit(
+    client: Client, jobs: Jobs, limit: Limit, words: str
+) -> None:
+    await jobs.configure(limit=limit)
+    await jobs.offer_many([Offer(n) for n in range(5)])
+    assert len(await jobs.claim(5)) == 2
+    delay = await delay_of(client)
+    assert delay.cause == f"at its limit of {words}"
+    assert not delay.is_wrong
+    assert "delayq configure QUEUE --limit" in delay.advice
+
+
+async def test_groups_may_be_at_their_limits_held_up_or_paused(client: Client, jobs: Jobs) -> None:
+    await jobs.configure(group_limit=Limit(concurrency=2))
+    await jobs.offer_many([Offer(n, group="acme") for n in range(20)])
+    await jobs.offer_many([Offer(n, group="bob") for n in range(3)])
+    await jobs.groups.pause("bob")
+    assert len(await jobs.claim(10)) == 2
+    cause = (await delay_of(client)).cause
+    assert cause == (
+        "group 'acme', with 18 ready, is at its limit of 2 at a time; group 'bob', with 3 ready, is"
+        " paused"
+    )
+    await jobs.offer_many([Offer(n, group=f"group {n}") for n in range(4)])
+    for n in range(4):
+        await jobs.groups.pause(f"group {n}")
+    assert (await delay_of(client)).cause.endswith("; and 3 more groups")
+    # More workers would take this one.
+    await jobs.offer("without a group")
+    assert "group" not in (await delay_of(client)).cause
+
+
+async def test_workers_may_be_missing_or_busy(client: Client, jobs: Jobs) -> None:
+    await jobs.offer_many([Offer(n) for n in range(5)])
+    delay = await delay_of(client)
+    assert (delay.cause, delay.is_wrong) == ("no worker listens", True)
+    gate, worker = Gate(), Worker(client, concurrency=2)
+    worker.listener("jobs", lease=60)(gate)
+    async with worker:
+        while len(gate.inside) < 2:
+            await asyncio.sleep(0.01)
+        delay = await delay_of(client)
+        assert (delay.cause, delay.is_wrong) == ("all 2 slots of workers are in use", False)
+        gate.open()
