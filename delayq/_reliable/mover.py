@@ -216,7 +216,7 @@ class Mover:
     async def _check_batches(self) -> None:
         """Check that no batch has messages that are still to come, while none can begin.
 
-        What counts for a batch lies in its partition. Moved by their ids, messages would not.
+        The states of its messages lie in its partition. Moved by their ids, the messages would not.
         """
         messages = await _gather(source.message_of_batch() for source in self._sources)
         if message := next(filter(None, messages), None):

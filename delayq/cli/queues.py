@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
 # A message that is due for less than this, seconds, is not late.
 _LATE = 1.0
-# For so many queues that are late, the list tells why.
+# The list explains why at most this many queues are late.
 _MOST_EXPLAINED = 20
 
 

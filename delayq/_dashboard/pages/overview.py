@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delayq.stats import QueueDepth
 
 _PER_PAGE = 100
-# For so many queues of a page that are late, it tells why.
+# A page explains why at most this many queues are late.
 _MOST_EXPLAINED = 20
 # With more queues than that, only those of the page are counted, so they are sorted by name.
 _MAX_RANKED = 1000
