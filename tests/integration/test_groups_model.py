@@ -9,37 +9,24 @@ Time passes in whole hours, by changing what is stored: see reliable_store.py.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-from redis.asyncio import Redis
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import delayq
 from delayq import Limit
-from tests.support.reliable import tries
-from tests.support.reliable_store import HOUR, Store, Stored, hours
+from tests.support.machines import QueueMachine, opened, run_machine
+from tests.support.reliable_store import HOUR, Stored, hours
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Iterator
 
     from delayq import Message
-    from delayq._engine.suspects import Suspects
-    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
@@ -266,32 +253,17 @@ class Held:
     told: bool = False
 
 
-class GroupsMachine(RuleBasedStateMachine):
-    """Drives one queue. :func:`machine` adds what is slow to create."""
-
-    runner: asyncio.Runner
-    queue: Jobs
-    store: Store
-    suspects: Suspects[Any]
-    raw: Any
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.get_loop().run_until_complete(work)
-
+class GroupsMachine(QueueMachine):
     @initialize(what=OFFERS, limit=LIMITS, group_limit=GROUP_LIMITS)
     def begin(self, what: list[Any], limit: Limit | None, group_limit: Limit | None) -> None:
-        self.run(self.raw.flushall())
-        self.run(self.forget_suspect())
+        self.run(self.forget_the_last_example())
+        self.queue, self.store = self.queues["jobs"], self.stores["jobs"]
         self.model = Model()
         self.held: list[Held] = []
         self.values = 0
         self.configure(limit, group_limit)
         # A backlog shows most.
         self.offer([("a", 0, 0, None)] * 4 + [("b", 0, 0, None)] * 2 + what)
-
-    async def forget_suspect(self) -> None:
-        if (held := self.suspects.suspect) is not None:
-            self.suspects.finish((held,))
 
     def next_step(self) -> Model:
         self.model.step += 1
@@ -663,39 +635,11 @@ def level_of(message: Live) -> str:
 
 @pytest.fixture
 def machine(server: PrivateServer) -> Iterator[type[GroupsMachine]]:
-    """Make the machine for one server: all examples share a loop, a client and its queue."""
-    runner = asyncio.Runner()
-    client = delayq.connect(server.url, resync_interval=HOUR)
-    raw = Redis.from_url(server.url, socket_timeout=60)
-
-    async def opened() -> Jobs:
-        await client.__aenter__()
-        return client.reliable_queue("jobs", lease=LEASE * HOUR, max_attempts=None)
-
-    class Machine(GroupsMachine):
-        pass
-
-    Machine.runner, Machine.raw = runner, raw
-    Machine.queue = runner.run(opened())
-    Machine.suspects = Machine.queue._open.services.suspects
-    # Otherwise, what a claim brings would depend on the speed of the machine.
-    Machine.suspects.alone_for = 0
-    # So no message is ever alone here.
-    Machine.suspects.add([Mock(ends_us=1 << 62)], None)
-    Machine.store = Store(raw, "jobs")
-    yield Machine
-    runner.run(client.aclose())
-    runner.run(raw.aclose())
-    runner.close()
+    options = {"lease": LEASE * HOUR, "max_attempts": None}
+    with opened(GroupsMachine, server.url, {"jobs": options}) as machine:
+        yield machine
 
 
 @pytest.mark.hypothesis
 def test_a_queue_with_groups_behaves_like_its_model(machine: type[GroupsMachine]) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=tries(1_000, usually=60),
-            stateful_step_count=25,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(machine, 1_000, usually=60, steps=25)

@@ -14,34 +14,23 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-from redis.asyncio import Redis
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import delayq
 from delayq._redis.client import RedisClient
 from delayq.admin.reliable import ReliableInspector
-from tests.support.reliable import tries
-from tests.support.reliable_store import HOUR, Store, Stored, hours
+from tests.support.machines import QueueMachine, opened, run_machine
+from tests.support.reliable_store import HOUR, Stored, hours
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Iterable, Iterator
 
     from delayq import Client, Message
-    from delayq._engine.suspects import Suspects
     from delayq._reliable.replies import ClaimReply
-    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
@@ -466,21 +455,10 @@ def calls_at_most(most: int, client: Client) -> Iterator[None]:
         yield
 
 
-class ReliableMachine(RuleBasedStateMachine):
-    """Drives one queue. :func:`machine` adds what is slow to create."""
-
-    runner: asyncio.Runner
-    queues: dict[str, Jobs]
-    stores: dict[str, Store]
-    suspects: Suspects[Any]
+class ReliableMachine(QueueMachine):
     mover: Client
-    raw: Any
     # Those that wait for the result of a message, by its id.
     waits: dict[str, asyncio.Task[object]]
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        # Not runner.run(), which spends more time on signal handlers than on most operations.
-        return self.runner.get_loop().run_until_complete(work)
 
     @initialize(
         kind=st.sampled_from(sorted(KINDS)),
@@ -488,7 +466,6 @@ class ReliableMachine(RuleBasedStateMachine):
         delays=st.lists(HOURS, min_size=2, max_size=5),
     )
     def begin(self, kind: str, what: list[Offered], delays: list[int]) -> None:
-        self.run(self.raw.flushall())
         self.queue, self.store = self.queues[kind], self.stores[kind]
         self.run(self.forget_the_last_example())
         self.model = Model(KINDS[kind])
@@ -503,8 +480,7 @@ class ReliableMachine(RuleBasedStateMachine):
             waiting.cancel()
         await asyncio.gather(*self.waits.values(), return_exceptions=True)
         self.waits.clear()
-        if (held := self.suspects.suspect) is not None:
-            self.suspects.finish((held,))
+        await super().forget_the_last_example()
 
     async def server_now(self) -> datetime:
         whole, rest = await self.raw.time()
@@ -1165,47 +1141,16 @@ class ReliableMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
-    """Make the machine for one server: all examples share a loop, a client and its queues."""
-    runner = asyncio.Runner()
-    client, mover = (delayq.connect(server.url, resync_interval=HOUR) for _ in range(2))
-    raw = Redis.from_url(server.url, socket_timeout=60)
-
-    async def opened() -> dict[str, Jobs]:
-        await client.__aenter__()
-        await mover.__aenter__()
-        common: dict[str, Any] = {
-            "lease": LEASE * HOUR,
-            "max_attempts": MAX_ATTEMPTS,
-            "backoff": delayq.Backoff.fixed(HOUR),
-        }
-        return {name: client.reliable_queue(name, **common, **kind) for name, kind in KINDS.items()}
-
-    class Machine(ReliableMachine):
-        pass
-
-    Machine.runner, Machine.raw, Machine.mover = runner, raw, mover
-    Machine.queues = runner.run(opened())
-    Machine.waits = {}
-    Machine.suspects = Machine.queues["plain"]._open.services.suspects
-    # Otherwise, what a claim brings would depend on the speed of the machine.
-    Machine.suspects.alone_for = 0
-    # So no message is ever alone here.
-    Machine.suspects.add([Mock(ends_us=1 << 62)], None)
-    Machine.stores = {name: Store(raw, name) for name in KINDS}
-    yield Machine
-    runner.run(client.aclose())
-    runner.run(mover.aclose())
-    runner.run(raw.aclose())
-    runner.close()
+    """Make the machine for one server, with another client that moves the queues."""
+    options = {"max_attempts": MAX_ATTEMPTS, "backoff": delayq.Backoff.fixed(HOUR)}
+    mover = delayq.connect(server.url, resync_interval=HOUR)
+    with opened(ReliableMachine, server.url, KINDS, lease=LEASE * HOUR, **options) as machine:
+        machine.runner.run(mover.__aenter__())
+        machine.mover, machine.waits = mover, {}
+        yield machine
+        machine.runner.run(mover.aclose())
 
 
 @pytest.mark.hypothesis
 def test_a_reliable_queue_behaves_like_its_model(machine: type[ReliableMachine]) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=tries(2_000, usually=120),
-            stateful_step_count=20,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(machine, 2_000, usually=120, steps=20)
