@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from delayq._background import gather_all
 from delayq._checks import describe_value
 from delayq._durations import Duration, moment_us, seconds
 from delayq._redis.error_reader import SettingsChanged
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     )
     from datetime import datetime
 
+    from delayq._redis.durability import Durability
     from delayq._reliable.batch_store import BatchCounts
     from delayq._reliable.bodies import NewMessage, OptionsMessage
     from delayq._reliable.offers import OfferEncoder
@@ -393,7 +395,7 @@ class BatchOffers:
 
         try:
             # The first page has joined.
-            await asyncio.gather(*map(join, _pages(members)[1:]))
+            await gather_all(map(join, _pages(members)[1:]))
         except SettingsChanged as error:
             raise ServerUnavailable(
                 f"batch {batch!r} was not offered whole, and never finishes: {error}"
@@ -403,13 +405,12 @@ class BatchOffers:
         # that it is whole comes last.
         level, reason = self._sender.level_for(durability), ""
         for at in range(0, max(1, len(ignored)), _IDS_PER_CALL):
-            is_last = at + _IDS_PER_CALL >= len(ignored)
             seal = partial(
-                store.seal_batch,
+                self._seal,
                 batch,
                 ignored[at : at + _IDS_PER_CALL],
-                is_last=is_last,
-                durability=level if is_last else None,
+                level,
+                is_last=at + _IDS_PER_CALL >= len(ignored),
             )
             is_sealed, reason = await self._queue.settings.repeat(seal)
             if not is_sealed:
@@ -421,6 +422,14 @@ class BatchOffers:
             ignored_ids = set(ignored)
             ids = tuple(member.id for member in members if member.id not in ignored_ids)
             raise NotDurable(f"the batch {batch!r} is stored, but {reason}", ids)
+
+    async def _seal(
+        self, batch: str, ids: Sequence[str], level: Durability | None, *, is_last: bool
+    ) -> tuple[bool, str]:
+        """Seal a batch where it lies by now: the queue may have been moved to other partitions."""
+        return await self._queue.home_of(batch).store.seal_batch(
+            batch, ids, is_last=is_last, durability=level if is_last else None
+        )
 
     async def _begin(self, encoded: EncodedBatch) -> tuple[ReliableStore, str, list[NewMessage]]:
         """Create a batch in a partition where all of its messages can lie, and let the first of

@@ -18,6 +18,7 @@ from delayq._reliable.scripts import (
     LIST_MEMBERS,
     SEAL_BATCH,
 )
+from delayq._reliable.sending import Sender
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import ConfigurationError, DuplicateMessage
 from delayq.instrumentation import Observer
@@ -379,8 +380,43 @@ async def test_what_was_never_stored_can_be_cancelled(jobs: ReliableQueue[Any]) 
     assert caught.value.batch_id is not None
     batch = jobs.batch(caught.value.batch_id)
     assert await batch.cancel() == 1
-    assert await counts(batch) == {"cancelled": 1}
+    # The other one may still be about to be stored, as far as the server knows.
+    assert await counts(batch) == {"cancelled": 2}
     assert await jobs.get("m1") is not None
+
+
+async def test_a_batch_that_is_cancelled_while_it_is_offered_does_not_count_as_handled(
+    client: Client, jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Sender.send_members
+
+    async def send_late(sender: Sender, *arguments: Any) -> Any:
+        (status,) = await ReliableInspector.of(client, "jobs").batches(10)
+        await jobs.batch(status.id).cancel()
+        return await send(sender, *arguments)
+
+    monkeypatch.setattr(Sender, "send_members", send_late)
+    batch = await offered(jobs, 2)
+    assert sorted(map(str, await ack_all(jobs))) == ["0", "1", "alarm"]
+    assert await counts(batch) == {"cancelled": 2}
+    assert await ack_all(jobs) == []
+
+
+async def test_a_batch_is_sealed_where_it_lies_after_a_move(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, jobs = Sender.send_members, client.reliable_queue("jobs", partitions=2)
+
+    async def send_and_move(sender: Sender, *arguments: Any) -> Any:
+        outcome = await send(sender, *arguments)
+        assert sorted(await ack_all(jobs)) == [0, 1]
+        await ReliableInspector.of(client, "jobs").repartition(5)
+        return outcome
+
+    monkeypatch.setattr(Sender, "send_members", send_and_move)
+    batch = await jobs.offer_batch([Offer(0), Offer(1)], then=THEN)
+    assert await counts(batch) == {"handled": 2}
+    assert await ack_all(jobs) == ["report"]
 
 
 async def test_a_batch_that_the_server_has_lost_is_an_error(

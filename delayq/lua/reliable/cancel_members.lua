@@ -73,7 +73,8 @@ local has_expired = expired_among(ids)
 if scope == 'expired' then ids = {unpack(has_expired)} end
 local open_count = #ids
 -- What follows from the batch may expire, but is not cancelled with it.
-for _, id in ipairs(after == '' and expired_among(page_of('f', '', MOST_MEMBERS)) or {}) do
+local followers = after == '' and page_of('f', '', MOST_MEMBERS) or {}
+for _, id in ipairs(expired_among(followers)) do
   ids[#ids + 1], has_expired[id] = id, true
 end
 local has_lease = {}
@@ -82,7 +83,7 @@ for i, score in ipairs(#ids > 0 and redis.call('ZMSCORE', leased, unpack(ids)) o
 end
 
 -- Each list is carried out at once.
-local gone, members, letters, running, never_stored, cancelled, size = {}, {}, {}, {}, {}, 0, 0
+local gone, members, letters, running, cancelled, size = {}, {}, {}, {}, 0, 0
 local read_to = 0
 while read_to < #ids and size < MOST_BYTES do
   local length = redis.call('HSTRLEN', bodies, ids[read_to + 1])
@@ -98,7 +99,8 @@ while read_to < #ids and size < MOST_BYTES do
       if has_lease[id] then running[#running + 1] = id end
       gone[#gone + 1], members[#members + 1], cancelled = id, {id, 'c', batch}, cancelled + 1
     elseif not is_ours and total == '?' and scope ~= 'expired' then
-      never_stored[#never_stored + 1] = batch .. '\0o\0' .. id
+      -- It may still be about to be stored: if it left the batch, nobody would miss it there.
+      members[#members + 1] = {id, 'c', batch}
     elseif not is_ours and total ~= '?' then
       -- It has expired, and its id was freed; or the server has lost it.
       members[#members + 1] = {id, expired_fate == 'dead' and 'd' or 'c', batch}
@@ -106,10 +108,13 @@ while read_to < #ids and size < MOST_BYTES do
   end
   read_to = read_to + count
 end
+for _, id in ipairs(followers) do
+  -- The queue was moved to other partitions just when it followed, and so it has ended elsewhere.
+  if redis.call('HEXISTS', bodies, id) == 0 then members[#members + 1] = {id, 'c', batch} end
+end
 -- Those that were not read come with the next call.
 if read_to < open_count then last_id, is_whole_page = ids[read_to], true end
 demand_removal()
-if #never_stored > 0 then redis.call('ZREM', batch_members, unpack(never_stored)) end
 
 if #gone > 0 then
   local waits_for_slot = awaits_slot()

@@ -35,5 +35,6 @@ if is_last == '1' and total == '?' then
   local now = now_us()
   save_batch(batch, created, total, 0, NEVER, now)
   end_batch(batch, false, now)
+  forget_batches(now)
 end
 return 1

@@ -132,7 +132,6 @@ local function end_batch(batch, some_lost, now)
     forgotten = now + math.max(keep_us, is_handled and not some_lost and MEMORY_OF_HANDLED or MEMORY_OF_OTHERS)
   end
   save_batch(batch, created, total, ended == '0' and now or tonumber(ended), forgotten, now)
-  forget_batches(now)
   -- A hint for the clients that wait for it: they poll as well.
   if ended == '0' then redis.pcall('PUBLISH', settings, 'finished ' .. batch) end
 end
@@ -154,6 +153,7 @@ local function end_members(members, now)
     end
   end
   for _, batch in ipairs(changed) do end_batch(batch, some_lost[batch], now) end
+  if #changed > 0 then forget_batches(now) end
 end
 
 -- Let a message that is redriven belong to its batch again.
