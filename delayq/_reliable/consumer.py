@@ -293,7 +293,12 @@ class WorkerMessage(Message[T]):
     @property
     def is_expired(self) -> bool:
         """Whether its time to live has ended before it was begun."""
-        return self._context.loop.time() > self._claim.expires_at
+        return self.lives_for < 0
+
+    @property
+    def lives_for(self) -> float:
+        """For how long it has not expired yet, in seconds; infinite without a time to live."""
+        return self._claim.expires_at - self._context.loop.time()
 
     @property
     def is_lost(self) -> bool:

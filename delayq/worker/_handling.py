@@ -409,9 +409,7 @@ class Handling:
             case None:
                 delay = (decision.backoff or message.backoff).delay(message.attempt)
                 call = partial(message.nack, delay, error)
-        if message.is_last_attempt:
-            return "is a dead letter now", call
-        return f"is retried in {_delay_text(delay)}", call
+        return _retry_text(message, delay), call
 
 
 class TaskHandling:
@@ -463,6 +461,17 @@ class TaskHandling:
 
 async def _do_nothing() -> None:
     """Leave a message as it is."""
+
+
+def _retry_text(message: WorkerMessage[Any], delay: Duration) -> str:
+    """Return what becomes of a message that is to be retried after a delay."""
+    if message.is_lost:
+        return "has lost its lease"
+    if message.is_last_attempt:
+        return "is a dead letter now"
+    if seconds(delay, "delay") > message.lives_for:
+        return "expires before it would be retried"
+    return f"is retried in {_delay_text(delay)}"
 
 
 def _attempt_text(message: WorkerMessage[Any]) -> str:

@@ -13,7 +13,7 @@ from delayq.errors import ConfigurationError, DelayqError, ServerError
 from delayq.worker._batches import BatchHandling
 from delayq.worker._handling import Handling, TaskHandling
 from delayq.worker._injection import Scope
-from delayq.worker._loop_watch import LoopWatch
+from delayq.worker._loop_watch import loop_watched
 from delayq.worker._pool import Pool
 from delayq.worker._slots import Feed
 from delayq.worker._threads import Threads
@@ -91,7 +91,7 @@ class Run:
     async def work(self, *, burst: bool, started: Callable[[], object] | None) -> None:
         """Handle messages until the stop, then wait for running handlers, and cancel the others."""
         pool = self._open_pool(burst=burst)
-        self._stack.enter_context(LoopWatch())
+        self._stack.enter_context(loop_watched())
         stop = self._stop
         try:
             pool.start()

@@ -427,6 +427,15 @@ async def test_the_log_tells_what_becomes_of_a_message(
     assert f"failed in {outcome}" in caplog.text
 
 
+async def test_the_log_tells_that_a_message_expires_before_a_retry(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_jobs(worker)(raising(LookupError()))
+    await jobs.offer(1, ttl=60)
+    await worker.run(burst=True)
+    assert "failed in attempt 1 of 3, and expires before it would be retried" in caplog.text
+
+
 async def test_the_log_tells_of_a_handler_that_fails_after_it_has_settled_its_message(
     worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
