@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from delayq._redis.pipeline import WaitingServer
@@ -47,8 +48,8 @@ class BatchCounts(NamedTuple):
         dead: The number of dead letters.
         cancelled: The number of those that were cancelled or dropped, or have expired.
         running: How many of those that are open have a worker.
-        expired: How many messages of the batch, or that follow from it, have expired, which nobody
-            has noticed yet.
+        some_expired: Whether a message of the batch, or one that follows from it, has expired, and
+            nobody has noticed yet. A hint: see ``batch_status.lua``.
     """
 
     created_us: int
@@ -59,7 +60,7 @@ class BatchCounts(NamedTuple):
     dead: int
     cancelled: int
     running: int
-    expired: int
+    some_expired: bool
 
 
 class BatchStore(Store):
@@ -126,6 +127,7 @@ class BatchStore(Store):
         if reply is None:
             return None
         created, total, ended, *counts = reply
+        counts[-1] = bool(counts[-1])
         return BatchCounts(int(created), None if total == b"?" else int(total), int(ended), *counts)
 
     async def unfinished_batches(self) -> AsyncIterator[tuple[int, list[str]]]:
@@ -187,20 +189,18 @@ class BatchStore(Store):
         reply: list[bytes | None] = await self.run(READ_RECORDS, *ids)
         return [None if stored is None else parse_record(stored, 0) for stored in reply]
 
-    async def batch_ids(self) -> AsyncIterator[str]:
-        """Yield the ids of all batches, in any order."""
+    async def newest_batches(self, limit: int) -> list[str]:
+        """Return the ids of up to ``limit`` batches, newest first: ids sort by that."""
         # From the members that tell when each may be dropped: see batches.lua. One may change
         # meanwhile, and come twice.
-        after, ids = b"[\0", set[bytes]()
+        after, newest = b"[\0", list[bytes]()
         while True:
             page = await self.client.command(
                 *("ZRANGEBYLEX", self.keys.batch_members, after, b"(\1"),
                 *("LIMIT", 0, _BATCHES_PER_CALL),
             )
-            for batch in (member[_BEFORE_ID:] for member in page):
-                if batch not in ids:
-                    ids.add(batch)
-                    yield batch.decode(errors="replace")
+            ids = {*newest, *(member[_BEFORE_ID:] for member in page)}
+            newest = heapq.nlargest(limit, ids)
             if len(page) < _BATCHES_PER_CALL:
-                return
+                return [batch.decode(errors="replace") for batch in newest]
             after = b"(" + page[-1]

@@ -149,7 +149,7 @@ class Batch:
         queue.check_open()
         await queue.flush()
         counts = await self._counts()
-        if counts is not None and counts.expired:
+        if counts is not None and counts.some_expired:
             # A user that may only look sees messages that are about to end. If the reply is lost,
             # the next status tells.
             with suppress(ServerRefused, OutcomeUnknown):

@@ -317,9 +317,13 @@ class Purged(NamedTuple):
     """One step of a purge.
 
     Attributes:
-        dropped: Number of messages that were dropped.
-        is_last: Whether there are no more.
+        dropped: Number of messages that were dropped, without those that had expired.
+        expired: Number of messages that were dropped, and had expired.
+        is_end: Whether it has come to the end of all messages.
+        after: The place to go on behind, which is empty as long as none was spared.
     """
 
     dropped: int
-    is_last: bool
+    expired: int
+    is_end: bool
+    after: bytes

@@ -349,20 +349,33 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         _, expired = await self.run(scripts.LIST, state, 0, 0, 0)
         return int(expired)
 
-    async def purge(self, state: str, since_us: int) -> Purged:
-        """Drop up to a page of messages in one state, or in ``"all"``, but what has followed from
-        batches since the purge began, at ``since_us``.
+    async def purge(self, state: str, since_us: int, after: bytes = b"") -> Purged:
+        """Drop up to a page of messages in one state, or in ``"all"``, but spare those that
+        have followed from batches since the purge began, at ``since_us``.
+
+        ``after`` is the place to go on behind; empty to begin.
         """
-        dropped, expired = await self.run(scripts.PURGE, state, PAGE, since_us)
-        return Purged(dropped, dropped + expired < PAGE)
+        dropped, expired, is_end, after = await self.run(
+            scripts.PURGE, state, PAGE, since_us, after
+        )
+        return Purged(dropped, expired, bool(is_end), after)
 
     async def purge_all(self, state: str) -> AsyncIterator[int]:
         """Drop the messages in one state, page by page, and yield how many each page had."""
         since_us = await self.client.time_us(self.keys.leased)
-        is_last = False
-        while not is_last:
-            dropped, is_last = await self.purge(state, since_us)
-            yield dropped
+        after, some_dropped = b"", False
+        while True:
+            is_first = not after
+            page = await self.purge(state, since_us, after)
+            yield page.dropped
+            some_dropped = (some_dropped and not is_first) or page.dropped + page.expired > 0
+            after = page.after
+            if page.is_end:
+                # It has taken several calls to pass the spared ones. Meanwhile a message may have
+                # moved to a place behind them.
+                if is_first or not some_dropped:
+                    return
+                after = b""
 
     async def pause(self) -> None:
         """Stop all claims."""

@@ -173,7 +173,9 @@ class ReliableInspector:
     async def batches(self, limit: int) -> list[BatchStatus]:
         """Return up to ``limit`` batches, newest first."""
         stores = await self.all_stores(at_rest=True)
-        located_batches = [(batch, store) for store in stores async for batch in store.batch_ids()]
+        located_batches = [
+            (batch, store) for store in stores for batch in await store.newest_batches(limit)
+        ]
         newest = heapq.nlargest(limit, located_batches, key=itemgetter(0))
         counts = await gather_all([store.batch_counts(batch) for batch, store in newest])
         return [

@@ -198,6 +198,35 @@ async def test_a_purge_does_not_drop_the_alarm_that_it_raises(
     assert await jobs.purge("all") == 2
 
 
+async def test_a_purge_reads_the_alarms_that_it_raises_by_the_page(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    for _ in range(299):
+        await jobs.offer_batch([Offer(0, priority=9)], on_failure=FAILURE)
+    await raw.config_resetstat()
+    assert await jobs.purge("all") == 299
+    assert (await raw.info("commandstats"))["cmdstat_zrangebyscore"]["calls"] < 200
+    assert (await jobs.stats()).ready == 299
+    assert await jobs.purge("ready") == 299
+
+
+async def test_a_purge_drops_what_is_claimed_while_it_passes_alarms(
+    jobs: ReliableQueue[Any], client: Client
+) -> None:
+    for _ in range(150):
+        await jobs.offer_batch([Offer(0, priority=9)], on_failure=Offer("alarm", priority=5))
+    await jobs.offer("other")
+    (store,) = await ReliableInspector.of(client, "jobs").all_stores()
+    dropped, claims = 0, list[Any]()
+    async for of_page in store.purge_all("all"):
+        dropped += of_page
+        if dropped == 150 and not claims:
+            claims = [*await jobs.claim(100), *await jobs.claim(100)]
+            assert len(claims) == 151
+    assert dropped == 151
+    assert (await jobs.stats()).leased == 150
+
+
 async def test_a_message_that_replaces_another_takes_its_place_in_the_batch(
     jobs: ReliableQueue[Any],
 ) -> None:
@@ -579,6 +608,30 @@ async def test_whoever_waits_for_or_cancels_a_batch_ends_messages_that_have_expi
     assert await other.cancel() == 0
     assert await counts(other) == {"cancelled": 1}
     assert await ack_all(jobs) == ["alarm"]
+
+
+async def test_a_message_that_expires_is_noticed_among_many(
+    jobs: ReliableQueue[Any], client: Client
+) -> None:
+    await jobs.offer_many([Offer(0, ttl=60) for _ in range(1500)])
+    batch = await jobs.offer_batch([*members(1500), Offer("brief", ttl=60)])
+    await advance(client, 120)
+
+    async def is_noticed() -> bool:
+        return (await batch.status()).cancelled == 1
+
+    # Each look is at some of them.
+    await until(is_noticed)
+
+
+async def test_a_cancellation_reads_a_bounded_number_of_bytes_at_once(
+    jobs: ReliableQueue[Any], faults: Faults
+) -> None:
+    offers = [Offer("x" * (400_000 if number else 1), id=f"m{number}") for number in range(6)]
+    batch = await jobs.offer_batch(offers)
+    faults.calls.clear()
+    assert await batch.cancel() == 6
+    assert faults.calls.count(CANCEL_MEMBERS.name) == 2
 
 
 async def test_a_message_that_got_the_id_of_an_expired_one_is_not_cancelled(

@@ -86,8 +86,11 @@ end
 local gone, members, letters, running, cancelled, size = {}, {}, {}, {}, 0, 0
 local read_to = 0
 while read_to < #ids and size < MOST_BYTES do
-  local length = redis.call('HSTRLEN', bodies, ids[read_to + 1])
-  local count = math.max(1, math.min(BODIES_AT_ONCE, #ids - read_to, math.floor(MOST_BYTES / math.max(1, length))))
+  local count, length = 0, size
+  repeat
+    count = count + 1
+    length = length + redis.call('HSTRLEN', bodies, ids[read_to + count])
+  until count == BODIES_AT_ONCE or read_to + count == #ids or length >= MOST_BYTES
   for i, body in ipairs(redis.call('HMGET', bodies, unpack(ids, read_to + 1, read_to + count))) do
     local id = ids[read_to + i]
     local is_ours = body and batch_in(body) == batch

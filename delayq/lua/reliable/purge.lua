@@ -10,12 +10,15 @@
 --   batches     see include/batches.lua
 -- Arguments:
 --   state     text  "delayed", "ready" or "all"; with all, those that workers have go too
---   limit     int   drop this many at most
---   since_us  int   when the purge began: what has followed from a batch since then stays
+--   limit     int   look at this many at most
+--   since_us  int   when the purge began: messages that followed from batches since are spared
+--   after     text  go on behind this place; empty: begin
 -- Roles: admin
 -- Repeatable: yes
 --
--- Returns {dropped, expired}: if these are fewer than `limit` together, there are no more.
+-- Returns {dropped, expired, is_end, after}. is_end: whether it has come to the end of all messages;
+-- after: the place to go on behind, which is empty as long as none was spared. Messages may move to
+-- places that were passed, so begin again until there is an end without any that was dropped.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -25,6 +28,9 @@
 -- include: follow
 -- include: batches
 -- include: at_rest
+
+-- Bytes of bodies after which one call looks at no more messages.
+local MOST_BYTES = 1048576
 
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
 -- but do not drop them all.
@@ -55,16 +61,52 @@ local function is_spared(id, body)
   return redis.call('ZSCORE', batch_members, batch .. '\0f\0' .. id)
 end
 
--- Drop a page of messages, of which `skipped` were spared before, and return how many are spared.
-local function drop_page(set, skipped)
-  local ids_and_scores = redis.call('ZRANGEBYSCORE', set, from, to, 'WITHSCORES', 'LIMIT', skipped, limit - #dropped)
-  local ids, running, spared, page_bodies, page = {}, {}, 0, {}, {}
-  for i = 1, #ids_and_scores, 2 do page[#page + 1] = ids_and_scores[i] end
-  if some_batches and #page > 0 then page_bodies = redis.call('HMGET', bodies, unpack(page)) end
-  for i, id in ipairs(page) do
-    local body, score = page_bodies[i], ids_and_scores[2 * i]
+-- The place to go on behind: the number of a set; the score of the last message that was spared there,
+-- and how many were spared that have this score, both 0 if none was; and its id.
+local place, last_score, ties, last_id = string.match(after, '^(%d+) (%S+) (%d+) (.*)$')
+place, last_score, ties, last_id = tonumber(place or 0), last_score or '0', tonumber(ties or 0), last_id or ''
+local some_spared, is_full, looked_at, size = after ~= '', false, 0, 0
+
+-- Return the first score, and the number of messages with that score to skip, to go on in a set.
+local function begin_in(set)
+  if ties == 0 or (state == 'delayed' and tonumber(last_score) <= now) then
+    ties = 0
+    return from, 0
+  end
+  -- Others of this score may have come or gone meanwhile.
+  local last = redis.call('ZRANGEBYSCORE', set, last_score, last_score, 'LIMIT', ties - 1, 1)[1]
+  if last ~= last_id then ties = 0 end
+  return last_score, ties
+end
+
+-- Return up to a page of messages of a set, {id, score} of each.
+local function page_in(set)
+  local first, skipped = begin_in(set)
+  local ids_and_scores = redis.call('ZRANGEBYSCORE', set, first, to, 'WITHSCORES', 'LIMIT', skipped, limit - looked_at)
+  local page = {}
+  for i = 1, #ids_and_scores, 2 do
+    is_full = is_full or size >= MOST_BYTES
+    if is_full then break end
+    local id = ids_and_scores[i]
+    if some_batches then size = size + redis.call('HSTRLEN', bodies, id) end
+    page[#page + 1], looked_at = {id, ids_and_scores[i + 1]}, looked_at + 1
+  end
+  is_full = is_full or looked_at == limit
+  return page
+end
+
+-- Drop a page of messages of a set, but those that are spared.
+local function drop_page(set)
+  local page, ids, running, page_bodies = page_in(set), {}, {}, {}
+  for i, message in ipairs(page) do ids[i] = message[1] end
+  if some_batches and #ids > 0 then page_bodies = redis.call('HMGET', bodies, unpack(ids)) end
+  ids = {}
+  for i, message in ipairs(page) do
+    local id, score = unpack(message)
+    local body = page_bodies[i]
     if body and is_spared(id, body) then
-      spared = spared + 1
+      ties = score == last_score and ties + 1 or 1
+      some_spared, last_score, last_id = true, score, id
     else
       local is_leased = set == leased and tonumber(score) > now
       local expiry = some_expire and not is_leased and redis.call('HGET', expiries, id)
@@ -76,19 +118,17 @@ local function drop_page(set, skipped)
   end
   if #ids > 0 then redis.call('ZREM', set, unpack(ids)) end
   for _, message in ipairs(running) do keep_slots(unpack(message)) end
-  return spared
 end
 
-local function drop_from(set)
-  local skipped, spared = 0, 0
-  repeat
-    skipped = skipped + spared
-    spared = #dropped < limit and drop_page(set, skipped) or 0
-  until spared == 0
+waiting.leased = leased
+if state ~= 'delayed' then table.insert(sets, 1, 'leased') end
+for _, where in ipairs(sets) do
+  local number = where == 'leased' and 1 or where == 'grouped' and 12 or 11 - where
+  if number >= place and not is_full then
+    if number > place then place, last_score, ties, last_id = number, '0', 0, '' end
+    drop_page(waiting[where])
+  end
 end
-
-if state ~= 'delayed' then drop_from(leased) end
-for _, where in ipairs(sets) do drop_from(waiting[where]) end
 local groups = some_grouped and leave_groups(dropped) or {}
 if #dropped > 0 then
   redis.call('HDEL', bodies, unpack(dropped))
@@ -102,4 +142,4 @@ if state ~= 'delayed' and awaits_slot() then free_slot(now) end
 end_members(members, now)
 -- A hint for the clients that wait for the end of one of them: they poll as well.
 if #dropped > 0 and keep then redis.pcall('PUBLISH', settings, 'finished') end
-return {#dropped - expired, expired}
+return {#dropped - expired, expired, is_full and 0 or 1, some_spared and table.concat({place, last_score, ties, last_id}, ' ') or ''}
