@@ -57,7 +57,7 @@ _CONCURRENCY = 100
 # In one of so many batches, messages die: the first ones, so many.
 _FAILING, _DEATHS = 10, 2
 # Of a message that is resumed, and how many of these are steps; each takes so long, seconds.
-_STAGES, _STEPS, _STAGE_LASTS = 6, 3, 0.05
+_STAGES, _STEPS, _STAGE_LASTS = 6, 3, 0.5
 # Exists as soon as dead letters are redriven.
 REDRIVEN = "redriven"
 # What a message stands for: its kind, the number of its chain or batch, and that of its step or
