@@ -332,10 +332,13 @@ class NoResult(DelayqError):
         )
 
 
-class _WaitTimeout(TimeoutError):
-    """Something with an id has not ended in time."""
+class ResultTimeout(DelayqError, TimeoutError):
+    """The message has not been handled in time. It may be handled later.
 
-    _kind = "message"
+    Attributes:
+        id: The message's id.
+        timeout: How long the call has waited, in seconds.
+    """
 
     def __init__(self, id: str, timeout: float) -> None:  # noqa: A002
         super().__init__(id, timeout)
@@ -343,16 +346,7 @@ class _WaitTimeout(TimeoutError):
         self.timeout = timeout
 
     def __str__(self) -> str:
-        return f"{self._kind} {self.id!r} was not finished within {self.timeout:g} s"
-
-
-class ResultTimeout(DelayqError, _WaitTimeout):
-    """The message has not been handled in time. It may be handled later.
-
-    Attributes:
-        id: The message's id.
-        timeout: How long the call has waited, in seconds.
-    """
+        return f"message {self.id!r} was not finished within {self.timeout:g} s"
 
 
 class NoBatch(DelayqError):
@@ -370,7 +364,7 @@ class NoBatch(DelayqError):
         return f"there is no batch {self.id!r}, or it has ended, and is remembered no longer"
 
 
-class BatchTimeout(DelayqError, _WaitTimeout):
+class BatchTimeout(DelayqError, TimeoutError):
     """The messages of the batch have not all ended in time. They may end later.
 
     Attributes:
@@ -378,7 +372,13 @@ class BatchTimeout(DelayqError, _WaitTimeout):
         timeout: How long the call has waited, in seconds.
     """
 
-    _kind = "batch"
+    def __init__(self, id: str, timeout: float) -> None:  # noqa: A002
+        super().__init__(id, timeout)
+        self.id = id
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return f"batch {self.id!r} was not finished within {self.timeout:g} s"
 
 
 class ServerError(DelayqError):

@@ -534,10 +534,8 @@ def _pages(members: Sequence[NewMessage]) -> list[list[str]]:
 
 
 def _new_batch_id(partition: int, partitions: int) -> str:
-    """Return a new id for a batch that lies in this partition.
-
-    It consists of digits, so that it fits among the limits in a body. It begins with the time, so
-    that ids sort by that, and ends in random digits.
+    """Return the id of a batch that lies in this partition: digits, so that a body can name it
+    among its limits, which sort by the time.
     """
     while True:
         batch = f"{time.time_ns() // 1_000_000}{secrets.randbelow(10**9):09}"
