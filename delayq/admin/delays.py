@@ -70,7 +70,7 @@ async def _limit_of_queue(
     if limit is None:
         return None
     is_full = limit.concurrency is not None and depth.leased >= limit.concurrency
-    if not is_full and not await _awaits_rate(inspector):
+    if not is_full and (limit.rate is None or not await _awaits_rate(inspector)):
         return None
     return Delay(
         f"at its limit of {describe_limit(limit, span)}",

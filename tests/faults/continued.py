@@ -347,6 +347,7 @@ def main() -> None:
         ("members", 100),
         ("resumable", 50),
         ("round-trip", 0),
+        ("within", 600),
     ):
         parser.add_argument(f"--{name}", type=int, default=usual)
     arguments = parser.parse_args()
@@ -356,6 +357,7 @@ def main() -> None:
         arguments.members,
         arguments.resumable,
         round_trip=arguments.round_trip,
+        within=arguments.within,
     )
     with (
         tempfile.TemporaryDirectory() as folder,

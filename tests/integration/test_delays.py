@@ -84,3 +84,14 @@ async def test_workers_may_be_missing_or_busy(client: Client, jobs: Jobs) -> Non
         delay = await delay_of(client)
         assert (delay.cause, delay.is_wrong) == ("all 2 slots of workers are in use", False)
         gate.open()
+
+
+async def test_a_limit_is_the_cause_only_while_it_is_reached(client: Client, jobs: Jobs) -> None:
+    await jobs.configure(limit=Limit(concurrency=2))
+    await jobs.offer_many([Offer(n) for n in range(5)])
+    assert len(await jobs.claim(5)) == 2
+    # This claim waits for a slot.
+    assert not await jobs.claim(5)
+    assert (await delay_of(client)).cause == "at its limit of 2 at a time"
+    await jobs.configure(limit=Limit(concurrency=3))
+    assert "limit" not in (await delay_of(client)).cause
