@@ -264,6 +264,21 @@ class RunningMessage:
     partition: int = 0
 
 
+@dataclass(frozen=True)
+class BlockedLoop:
+    """Code that blocked the event loop of a process, so that nothing else ran there.
+
+    Attributes:
+        code: The function, with its file and line.
+        seconds: How long.
+        until: When the loop ran again (UTC).
+    """
+
+    code: str
+    seconds: float
+    until: datetime
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerInfo:
     """A client that works on a reliable queue: a worker, or other code that takes messages.
@@ -280,6 +295,13 @@ class WorkerInfo:
         seen_at: When it last reported (UTC).
         declared: The settings of the queue that its code declares and of which the server has
             another value, by name; each as the server would store it.
+        free: How many more messages of the queue its workers could have begun when it last
+            reported. Workers share their slots among the queues.
+        process_slots: How many messages the workers of its process handle at a time, at most, of
+            all queues together.
+        interval: After how long it reports again at the latest, in seconds.
+        blocked: The code that last blocked an event loop of its process for more than a second;
+            None if none has within an hour.
     """
 
     queue: str
@@ -292,3 +314,7 @@ class WorkerInfo:
     started_at: datetime
     seen_at: datetime
     declared: Mapping[str, str] = field(default_factory=dict)
+    free: int = 0
+    process_slots: int = 0
+    interval: float = 0.0
+    blocked: BlockedLoop | None = None

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from delayq._durations import moment_us
 from delayq._reliable.replies import parse_us
 from delayq.errors import BadInput
-from delayq.stats import Activity, RunningMessage, Spread, WorkerInfo, bucket_of
+from delayq.stats import Activity, BlockedLoop, RunningMessage, Spread, WorkerInfo, bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from delayq._reliable.process_report import Blocking
     from delayq._reliable.replies import Claim
     from delayq.stats import QueueStats
 
@@ -38,6 +39,8 @@ _LATENESS, _HANDLING = "l", "t"
 _COUNT = re.compile(r"([a-z])([0-9]*)=([0-9]+)")
 # After this many measurements, only half as many of the messages that follow are measured.
 _MEASURED_IN_FULL = 256
+REPORTS_MISSED = 3
+"""A client stays listed until so many of its reports are missing."""
 SHOWN_MESSAGES = 20
 """How many of the messages that it handles a client reports: those that have run longest."""
 
@@ -150,12 +153,16 @@ class Work(NamedTuple):
         claims: The messages that have run longest.
         declared: The settings that its code declares and of which the server has another value, as
             the server would store them.
+        process_slots: How many messages the workers of its process handle at a time, at most.
+        blocking: The code that blocked an event loop of its process last, if any did lately.
     """
 
     slots: int
     running: int
     claims: Sequence[Claim]
     declared: Mapping[str, str] = MappingProxyType({})
+    process_slots: int = 0
+    blocking: Blocking | None = None
 
 
 @cache
@@ -171,15 +178,35 @@ def _process_facts(pid: int) -> dict[str, object]:
     return {"host": socket.gethostname(), "pid": pid, "version": version}
 
 
-def facts_of(work: Work, now: float, opened_at: float, counts_us: int) -> str:
+def facts_of(work: Work, now: float, opened_at: float, counts_us: int, free: int = 0) -> str:
     """Write what a client reports of itself, without anything that is in its messages.
 
-    ``now`` and ``opened_at`` are in loop time, ``counts_us`` as in ``register.lua``.
+    Args:
+        work: The work of the client.
+        now: The time, in loop time.
+        opened_at: When the queue was opened, in loop time.
+        counts_us: How long the report counts, as in ``register.lua``.
+        free: How many more messages of the queue its workers could begin now.
     """
+    blocking = work.blocking
     facts = {
         **_process_facts(os.getpid()),
         **({"declared": {**work.declared}} if work.declared else {}),
+        **(
+            {
+                "blocked": (
+                    blocking.code,
+                    round(blocking.seconds, 3),
+                    # Event loops use the clock of time.monotonic().
+                    round(max(0.0, now - blocking.ended_at), 3),
+                )
+            }
+            if blocking
+            else {}
+        ),
         "slots": work.slots,
+        "free": free,
+        "process_slots": work.process_slots,
         "running": work.running,
         "up": round(now - opened_at, 3),
         "counts_us": counts_us,
@@ -194,6 +221,10 @@ def facts_of(work: Work, now: float, opened_at: float, counts_us: int) -> str:
         ],
     }
     return json.dumps(facts, separators=(",", ":"))
+
+
+def _blocked_of(seen_at: datetime, code: str, seconds: float, age: float) -> BlockedLoop:
+    return BlockedLoop(str(code), float(seconds), seen_at - timedelta(seconds=float(age)))
 
 
 def worker_of(queue: str, counts_until: bytes, text: bytes) -> WorkerInfo | None:
@@ -217,6 +248,10 @@ def worker_of(queue: str, counts_until: bytes, text: bytes) -> WorkerInfo | None
             started_at=seen_at - timedelta(seconds=float(facts["up"])),
             seen_at=seen_at,
             declared={str(name): str(text) for name, text in facts.get("declared", {}).items()},
+            free=int(facts["free"]),
+            process_slots=int(facts["process_slots"]),
+            interval=int(facts["counts_us"]) / 1_000_000 / REPORTS_MISSED,
+            blocked=_blocked_of(seen_at, *facts["blocked"]) if "blocked" in facts else None,
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None

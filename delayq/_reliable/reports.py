@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._logging import log
 from delayq._redis.rights import is_refusal
+from delayq._reliable.process_report import PROCESS
 from delayq._reliable.report_format import (
     NO_COUNTS,
+    REPORTS_MISSED,
     SHOWN_MESSAGES,
     Sampler,
     Work,
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 _APART = 0.9
 # A worker that has nothing new to report does so every fourth time, and counts as long as three of
 # these reports are missing. In intervals between two re-checks.
-_HEARTBEAT, _COUNTS = 4, 12
+_HEARTBEAT = 4
+_COUNTS = _HEARTBEAT * REPORTS_MISSED
 # How long nothing is reported after the server has refused it for want of a right, in seconds.
 _REFUSED_FOR = 300.0
 
@@ -78,7 +81,7 @@ class Reports:
         self._services = services
         self._settings = settings
         self._oldest = oldest
-        self._entry = _Entry(store, services)
+        self._entry = _Entry(store, services, stats)
         self._sending: asyncio.Task[Any] | None = None
         # Until when nothing is reported: after each report; and after the server has refused one.
         self._not_before = self._refused_until = 0.0
@@ -135,6 +138,8 @@ class Reports:
             stats.in_flight,
             self._oldest(SHOWN_MESSAGES),
             {difference.name: difference.declared for difference in differences},
+            PROCESS.slots,
+            PROCESS.blocking,
         )
 
     async def _send(self, work: Work | None) -> None:
@@ -204,9 +209,12 @@ class _Counts:
 class _Entry:
     """The entry of this client in the list of workers."""
 
-    def __init__(self, store: ReliableStore, services: EngineContext) -> None:
+    def __init__(
+        self, store: ReliableStore, services: EngineContext, stats: Callable[[], QueueStats]
+    ) -> None:
         self._store = store
         self._services = services
+        self._stats = stats
         self._interval = services.resync_interval
         self._loop = asyncio.get_running_loop()
         self._opened_at = self._loop.time()
@@ -237,7 +245,7 @@ class _Entry:
         facts = ""
         if work is not None:
             counts_us = max(1, int(_COUNTS * self._interval * 1_000_000))
-            facts = facts_of(work, now, self._opened_at, counts_us)
+            facts = facts_of(work, now, self._opened_at, counts_us, self._stats().free_slots)
         self._reported = None
         self._may_be_listed = True
         try:

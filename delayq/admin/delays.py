@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from delayq._durations import moment_us
 from delayq._reliable.groups import to_group
 from delayq._reliable.store import ReliableStore
 from delayq.admin.wording import describe_group_state, describe_limit
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 # The number of groups of a partition that are read, and of those that are named.
 _MOST_GROUPS = 100
 _MOST_NAMED = 3
+# A worker whose event loop is free reports at least once in its interval.
+_SILENT = 1.5
+# A blocked event loop explains why messages are late for this time after it ran again, seconds.
+_MATTERS_FOR = 60.0
+ADVICE_ON_BLOCKING = "make that function a plain one, not async, or use asyncio.to_thread() in it"
+"""The advice about a handler that blocks the event loop."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +59,26 @@ async def explain_delay(
     """
     if depth.paused:
         return Delay("the queue is paused", "resume it: delayq resume QUEUE")
+    now = datetime.now(UTC)
     try:
-        held_back = await _limit_of_queue(inspector, depth, span) or await _limits_of_groups(
-            inspector, depth, span
+        now = await inspector.now()
+        held_back = await _limit_of_queue(inspector, depth, now, span) or await _limits_of_groups(
+            inspector, depth, now, span
         )
     except ServerRefused:
         # The user may not know.
         held_back = None
-    return held_back or await _lack_of_workers(inspector, depth)
+    return held_back or await _lack_of_workers(inspector, depth, now, span)
 
 
 async def _limit_of_queue(
-    inspector: ReliableInspector, depth: QueueDepth, span: Callable[[float], str]
+    inspector: ReliableInspector, depth: QueueDepth, now: datetime, span: Callable[[float], str]
 ) -> Delay | None:
     limit: Limit | None = (await inspector.settings()).limit
     if limit is None:
         return None
     is_full = limit.concurrency is not None and depth.leased >= limit.concurrency
-    if not is_full and (limit.rate is None or not await _awaits_rate(inspector)):
+    if not is_full and (limit.rate is None or not await _awaits_rate(inspector, now)):
         return None
     return Delay(
         f"at its limit of {describe_limit(limit, span)}",
@@ -78,14 +86,14 @@ async def _limit_of_queue(
     )
 
 
-async def _awaits_rate(inspector: ReliableInspector) -> bool:
+async def _awaits_rate(inspector: ReliableInspector, now: datetime) -> bool:
     """Return whether the limit of the queue lets nothing run in one of its partitions."""
     moments = await inspector.call_each(ReliableStore.slot_free_us)
-    return any(moment is not None and moment > time.time_ns() // 1000 for moment in moments)
+    return any(moment is not None and moment_us(moment) > now for moment in moments)
 
 
 async def _limits_of_groups(
-    inspector: ReliableInspector, depth: QueueDepth, span: Callable[[float], str]
+    inspector: ReliableInspector, depth: QueueDepth, now: datetime, span: Callable[[float], str]
 ) -> Delay | None:
     """Return which groups keep their messages back, if those are all that are due."""
     groups = [
@@ -93,7 +101,6 @@ async def _limits_of_groups(
         for store in inspector.stores
         for group in await store.groups("", _MOST_GROUPS)
     ]
-    now = datetime.now(UTC)
     held_back = [
         group
         for group in groups
@@ -115,20 +122,61 @@ def _describe(group: Group, now: datetime, span: Callable[[float], str]) -> str:
     return f"group {group.name!r}, with {group.ready:,} ready, is {state}"
 
 
-async def _lack_of_workers(inspector: ReliableInspector, depth: QueueDepth) -> Delay:
+async def _lack_of_workers(
+    inspector: ReliableInspector, depth: QueueDepth, now: datetime, span: Callable[[float], str]
+) -> Delay:
     try:
         workers: Sequence[WorkerInfo] = await inspector.workers()
     except ServerRefused:
         workers = ()
-    slots = sum(worker.slots for worker in workers)
     if not depth.leased and not workers:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return Delay("no worker listens", advice, is_wrong=True)
+    if blocked := _blocked_loops(workers, now, span):
+        return blocked
+    slots, free = sum(worker.slots for worker in workers), sum(worker.free for worker in workers)
+    if slots and depth.leased < slots and not free:
+        cause = f"all slots of workers are in use, {slots - depth.leased:,} of them by other queues"
+        return Delay(cause, "start more workers, or raise their concurrency")
     if not depth.leased:
-        advice = "look at their logs: their event loops may be blocked"
+        advice = "look at their logs: delayq workers QUEUE lists them"
         return Delay("workers listen, but take nothing", advice, is_wrong=True)
     if slots and depth.leased < slots:
         cause = f"{depth.leased:,} of {slots:,} slots of workers are in use"
         return Delay(cause, "look at the workers: delayq workers QUEUE")
     cause = f"all {slots:,} slots of workers are in use" if slots else "consumers do not keep up"
     return Delay(cause, "start more workers, or raise their concurrency")
+
+
+def _blocked_loops(
+    workers: Sequence[WorkerInfo], now: datetime, span: Callable[[float], str]
+) -> Delay | None:
+    """Return which workers cannot work, if that is all of them, or could not a moment ago."""
+    silent = [
+        worker
+        for worker in workers
+        if (now - worker.seen_at).total_seconds() > _SILENT * worker.interval
+    ]
+    if silent and len(silent) == len(workers):
+        worker = max(silent, key=lambda worker: worker.seen_at)
+        silence = span((now - worker.seen_at).total_seconds())
+        cause = f"no worker has reported for {silence}, {_process(worker)} last"
+        advice = "see whether it runs, and what blocks its event loop: its log names the code"
+        return Delay(cause, advice, is_wrong=True)
+    lately = [
+        (worker, worker.blocked)
+        for worker in workers
+        if worker.blocked is not None
+        and (now - worker.blocked.until).total_seconds() <= _MATTERS_FOR
+    ]
+    if not lately:
+        return None
+    worker, blocked = max(lately, key=lambda pair: pair[1].seconds)
+    cause = (
+        f"{blocked.code} blocked the event loop of {_process(worker)} for {span(blocked.seconds)}"
+    )
+    return Delay(cause, ADVICE_ON_BLOCKING, is_wrong=True)
+
+
+def _process(worker: WorkerInfo) -> str:
+    return f"process {worker.pid} on {worker.host}"

@@ -14,7 +14,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import ROLES, acl_rules
 from delayq.admin.catalog import FoundQueue, list_queues
 from delayq.admin.delayed import DelayedInspector
-from delayq.admin.delays import explain_delay
+from delayq.admin.delays import ADVICE_ON_BLOCKING, explain_delay
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import BadName, DelayqError, ServerRefused
 
@@ -95,10 +95,14 @@ async def diagnose(
             yield Finding("ok", "queues", f"{len(queues)} found")
     async for finding in _rights(client, queues, role):
         yield finding
+    blocked: dict[tuple[str, int], Finding] = {}
     for queue in queues:
         yield await _queue(client, queue, overdue)
         async for finding in _differences(client, queue):
             yield finding
+        blocked.update(await _blocked_loops(client, queue))
+    for finding in blocked.values():
+        yield finding
 
 
 async def _servers(client: Client) -> AsyncIterator[Finding]:
@@ -345,6 +349,29 @@ async def _differences(client: Client, queue: FoundQueue) -> AsyncIterator[Findi
                 f"{difference.text} of {names}: the value on the server counts",
                 f"{difference.command(queue.argument)}, or change the code",
             )
+
+
+async def _blocked_loops(client: Client, queue: FoundQueue) -> dict[tuple[str, int], Finding]:
+    """Return the findings about processes whose event loop was blocked within an hour."""
+    if queue.kind == "delayed":
+        return {}
+    # Other findings tell which rights are missing.
+    with suppress(DelayqError):
+        inspector = ReliableInspector(client.session, queue.name)
+        now = await inspector.now()
+        return {
+            (worker.host, worker.pid): Finding(
+                "note",
+                f"process {worker.pid} on {worker.host}",
+                f"its event loop was blocked for {worker.blocked.seconds:.1f} s by"
+                f" {worker.blocked.code}, {_ago(int((now - worker.blocked.until).total_seconds()))}"
+                " ago",
+                ADVICE_ON_BLOCKING,
+            )
+            for worker in await inspector.workers()
+            if worker.blocked is not None
+        }
+    return {}
 
 
 async def _reliable(

@@ -125,6 +125,10 @@ class ReliableInspector:
             self.stores = [self.store(number) for number in range(stored.partitions)]
         return self.stores
 
+    async def now(self) -> datetime:
+        """Return the server's time (UTC)."""
+        return moment_us(await self._session.server.time_us())
+
     async def call_each(self, call: Callable[[ReliableStore], Awaitable[R]]) -> list[R]:
         """Make a call to every known partition at once."""
         return await gather_all([call(store) for store in self.stores])

@@ -31,6 +31,7 @@ from delayq.errors import ServerRefused
 from delayq.stats import Activity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from delayq import Attempt, Client, MessageHistory
@@ -187,7 +188,7 @@ def _activity_facts(activity: Activity) -> dict[str, Any]:
     }
 
 
-_WORKER_COLUMNS = ("queue", "host", "pid", "delayq", "running", "slots", "longest", "up", "seen")
+_WORKER_COLUMNS = ("process", "delayq", "up", "seen", "slots", "queue", "running", "longest")
 
 
 def workers(
@@ -225,11 +226,14 @@ def workers(
         for entry in entries:
             print_json(_worker_facts(entry))
     elif entries:
-        show_table(
-            _WORKER_COLUMNS,
-            [_worker_row(entry, now) for entry in entries],
-            wide=["queue", "longest"],
-        )
+        show_table(_WORKER_COLUMNS, _worker_rows(entries, now), wide=["queue", "longest"])
+        for (host, pid), (*_, last) in _by_process(entries).items():
+            if (blocked := last.blocked) is not None:
+                ago = span(max(0.0, (now - blocked.until).total_seconds()))
+                say(
+                    f"process {pid} on {host}: its event loop was blocked for"
+                    f" {span(blocked.seconds)} by {blocked.code}, {ago} ago"
+                )
     else:
         say("no workers")
     raise typer.Exit(0 if entries else 1)
@@ -238,6 +242,9 @@ def workers(
 def _worker_facts(worker: WorkerInfo) -> dict[str, Any]:
     return {
         **vars(worker),
+        "blocked": None
+        if worker.blocked is None
+        else {**vars(worker.blocked), "until": moment_json(worker.blocked.until)},
         "messages": [
             {**vars(message), "since": moment_json(message.since)} for message in worker.messages
         ],
@@ -246,19 +253,32 @@ def _worker_facts(worker: WorkerInfo) -> dict[str, Any]:
     }
 
 
-def _worker_row(worker: WorkerInfo, now: datetime) -> list[str]:
+def _by_process(workers: Sequence[WorkerInfo]) -> dict[tuple[str, int], list[WorkerInfo]]:
+    """Return the clients of each process, the one that has reported last at the end."""
+    processes: dict[tuple[str, int], list[WorkerInfo]] = {}
+    for worker in sorted(workers, key=lambda worker: worker.seen_at):
+        processes.setdefault((worker.host, worker.pid), []).append(worker)
+    return dict(sorted(processes.items()))
+
+
+def _worker_rows(workers: Sequence[WorkerInfo], now: datetime) -> Iterator[list[str]]:
+    """Yield a row for each client; the facts of a process are in its first one."""
+
     def ago(at: datetime) -> str:
         return span(max(0.0, (now - at).total_seconds()))
 
-    first = worker.messages[0] if worker.messages else None
-    return [
-        worker.queue,
-        worker.host,
-        str(worker.pid),
-        worker.version,
-        f"{worker.running:,}",
-        f"{worker.slots:,}" if worker.slots else "-",
-        "-" if first is None else f"{first.id} {ago(first.since)}",
-        ago(worker.started_at),
-        f"{ago(worker.seen_at)} ago",
-    ]
+    for (host, pid), clients in _by_process(workers).items():
+        last = clients[-1]
+        running, slots = sum(client.running for client in clients), last.process_slots
+        facts = [
+            f"{host}:{pid}",
+            last.version,
+            ago(min(client.started_at for client in clients)),
+            f"{ago(last.seen_at)} ago",
+            f"{running:,} of {slots:,}" if slots else "-",
+        ]
+        for worker in sorted(clients, key=lambda worker: worker.queue):
+            first = worker.messages[0] if worker.messages else None
+            longest = "-" if first is None else f"{first.id} {ago(first.since)}"
+            yield [*facts, worker.queue, f"{worker.running:,}", longest]
+            facts = [""] * len(facts)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from delayq._reliable.process_report import PROCESS
 from delayq.worker._handling import CALLERS
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class LoopWatch:
         self._timer = self._loop.call_later(INTERVAL, self._beat)
 
     def _watch(self) -> None:
-        woke_at, blocked_since = time.monotonic(), 0.0
+        woke_at, blocked_since, code = time.monotonic(), 0.0, ""
         while not self._is_over.wait(INTERVAL):
             last_woke_at, woke_at = woke_at, time.monotonic()
             if woke_at - last_woke_at > BLOCKED_AFTER + INTERVAL:
@@ -100,16 +101,17 @@ class LoopWatch:
             beat_at = self._beat_at
             if blocked_since and beat_at > blocked_since:
                 _log.warning("the event loop runs again after %.1f s", beat_at - blocked_since)
+                PROCESS.note_blocking(code, beat_at - blocked_since)
                 blocked_since = 0.0
-            if not blocked_since and woke_at - beat_at > BLOCKED_AFTER and self._report():
+            if not blocked_since and woke_at - beat_at > BLOCKED_AFTER and (code := self._report()):
                 blocked_since = beat_at
 
-    def _report(self) -> bool:
-        """Warn of the code that the loop is running; return False if it is not running any."""
+    def _report(self) -> str:
+        """Warn of the code that the loop is running, and return it; empty if it runs none."""
         frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - documented
         stack = traceback.extract_stack(frame)
         if _is_waiting(stack):
-            return False
+            return ""
         # What a worker has called, if it has called anything; or else the loop.
         callers = [at for at, entry in enumerate(stack) if entry.filename.startswith(CALLERS)]
         is_handler = bool(callers)
@@ -117,7 +119,9 @@ class LoopWatch:
             callers = [at for at, entry in enumerate(stack) if entry.filename.startswith(_ASYNCIO)]
         blocking = stack[callers[-1] + 1 :] if callers else stack[-1:]
         if not blocking:
-            return False
+            return ""
+        first = blocking[0]
+        code = f"{first.name} ({Path(first.filename).name}, line {first.lineno})"
         advice = (
             " Make the handler a plain function, which runs in a thread, or use"
             " asyncio.to_thread()."
@@ -125,16 +129,14 @@ class LoopWatch:
             else ""
         )
         _log.warning(
-            "the event loop has been blocked for %.1f s by %s (%s, line %d): nothing else runs"
-            " meanwhile, and leases may end.%s\n%s",
+            "the event loop has been blocked for %.1f s by %s: nothing else runs meanwhile, and"
+            " leases may end.%s\n%s",
             time.monotonic() - self._beat_at,
-            blocking[0].name,
-            Path(blocking[0].filename).name,
-            blocking[0].lineno,
+            code,
             advice,
             "".join(traceback.format_list(blocking)).rstrip(),
         )
-        return True
+        return code
 
 
 def _is_waiting(stack: traceback.StackSummary) -> bool:

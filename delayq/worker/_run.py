@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
+from delayq._reliable.process_report import PROCESS
 from delayq.errors import ConfigurationError, DelayqError, ServerError
 from delayq.worker._batches import BatchHandling
 from delayq.worker._handling import Handling, TaskHandling
@@ -92,6 +93,8 @@ class Run:
         """Handle messages until the stop, then wait for running handlers, and cancel the others."""
         pool = self._open_pool(burst=burst)
         self._stack.enter_context(loop_watched())
+        PROCESS.slots += self._concurrency
+        self._stack.callback(self._release_slots)
         stop = self._stop
         try:
             pool.start()
@@ -117,6 +120,9 @@ class Run:
             await _to_its_end(pool.end())
         if stop.error is not None:
             raise stop.error
+
+    def _release_slots(self) -> None:
+        PROCESS.slots -= self._concurrency
 
     def _open_pool(self, *, burst: bool) -> Pool:
         feeds = [self._open_listener(listener) for listener in self._registry.listeners.values()]

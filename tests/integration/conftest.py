@@ -40,6 +40,12 @@ def _usual_limits() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _no_loop_was_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no process report that an event loop was blocked in an earlier test."""
+    monkeypatch.setattr("delayq._reliable.process_report.PROCESS._blocking", None)
+
+
+@pytest.fixture(autouse=True)
 def _never_in_haste(request: pytest.FixtureRequest) -> None:
     """Let a pause of the machine fail no test that does not ask for ``_usual_limits``."""
     if "_usual_limits" not in request.fixturenames:

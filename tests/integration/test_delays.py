@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from delayq import Limit, Offer, Worker
 from delayq.admin.delays import explain_delay
 from delayq.admin.reliable import ReliableInspector
+from delayq.stats import BlockedLoop, WorkerInfo
 from tests.support.workers import Gate
 
 if TYPE_CHECKING:
     from delayq import Client
     from delayq.admin.delays import Delay
     from tests.support.reliable import Jobs
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 pytestmark = pytest.mark.usefixtures("_workers_stay_listed")
 
@@ -84,6 +89,68 @@ async def test_workers_may_be_missing_or_busy(client: Client, jobs: Jobs) -> Non
         delay = await delay_of(client)
         assert (delay.cause, delay.is_wrong) == ("all 2 slots of workers are in use", False)
         gate.open()
+
+
+def listed(now: datetime, facts: dict[str, Any]) -> Any:
+    """Return a method that lists one worker, who has reported just now."""
+    worker = WorkerInfo(
+        queue="jobs",
+        host="web",
+        pid=7,
+        version="1",
+        slots=10,
+        running=0,
+        messages=(),
+        started_at=now,
+        seen_at=now,
+        interval=20,
+    )
+
+    async def workers(_: ReliableInspector) -> list[WorkerInfo]:
+        return [replace(worker, **facts)]
+
+    return workers
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "is_wrong"),
+    [
+        (
+            {"process_slots": 10, "free": 0},
+            "all slots of workers are in use, 10 of them by other queues",
+            False,
+        ),
+        (
+            {"free": 10, "blocked": BlockedLoop("charge (app.py, line 12)", 8.0, NOW)},
+            "charge (app.py, line 12) blocked the event loop of process 7 on web for 8 s",
+            True,
+        ),
+        (
+            {"free": 10, "seen_at": NOW - timedelta(seconds=45)},
+            "no worker has reported for 45 s",
+            True,
+        ),
+        ({"free": 10}, "workers listen, but take nothing", True),
+    ],
+)
+async def test_workers_may_be_unable_to_take_messages(
+    client: Client,
+    jobs: Jobs,
+    monkeypatch: pytest.MonkeyPatch,
+    facts: dict[str, Any],
+    cause: str,
+    is_wrong: bool,
+) -> None:
+    await jobs.offer(1)
+
+    async def now(_: ReliableInspector) -> datetime:
+        return NOW
+
+    monkeypatch.setattr(ReliableInspector, "now", now)
+    monkeypatch.setattr(ReliableInspector, "workers", listed(NOW, facts))
+    delay = await delay_of(client)
+    assert delay.cause.startswith(cause)
+    assert delay.is_wrong is is_wrong
 
 
 async def test_a_limit_is_the_cause_only_while_it_is_reached(client: Client, jobs: Jobs) -> None:

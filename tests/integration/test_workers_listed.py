@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from delayq.admin.catalog import list_workers
 from delayq.admin.doctor import diagnose
 from tests.support.reliable_fixtures import faults
 from tests.support.waiting import until
+from tests.support.workers import Gate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -84,6 +86,54 @@ async def test_a_worker_shows_what_it_handles(client: Client, quick: Client, raw
         assert SECRET.encode() not in b"".join(await raw.hvals(KEYS.worker_facts))
         over.set()
         await until(running, equals=0)
+
+
+async def test_a_process_tells_which_handler_has_blocked_its_event_loop(
+    client: Client, quick: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("delayq.worker._loop_watch.INTERVAL", 0.05)
+    monkeypatch.setattr("delayq.worker._loop_watch.BLOCKED_AFTER", 0.1)
+    worker = delayq.Worker(quick, concurrency=5)
+
+    @worker.listener("jobs")
+    async def charge(_: int) -> None:
+        deadline = time.monotonic() + 30
+        while "has been blocked" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    async with worker:
+        await client.reliable_queue("jobs").offer(1)
+
+        async def has_told() -> bool:
+            return any(report.blocked for report in await list_workers(client, "jobs"))
+
+        await until(has_told)
+        (report,) = await list_workers(client, "jobs")
+        assert report.blocked is not None
+        assert report.blocked.code.startswith("charge (test_workers_listed.py, line ")
+        texts = [finding.text async for finding in diagnose(client)]
+    assert any(text.startswith("its event loop was blocked for") for text in texts)
+
+
+async def test_queues_share_the_slots_of_a_process(client: Client, quick: Client) -> None:
+    worker, gate = delayq.Worker(quick, concurrency=1), Gate()
+    worker.listener("jobs")(gate)
+    worker.listener("mails")(gate)
+    async with worker:
+        await client.reliable_queue("mails").offer(1)
+
+        async def slots() -> list[tuple[int, int, int]]:
+            reports = await list_workers(client)
+            return [(report.slots, report.process_slots, report.running) for report in reports]
+
+        await until(slots, equals=[(1, 1, 0), (1, 1, 1)])
+
+        async def free_for_jobs() -> int:
+            (report,) = await list_workers(client, "jobs")
+            return report.free
+
+        await until(free_for_jobs, equals=0)
+        gate.open()
 
 
 @pytest.mark.every_server

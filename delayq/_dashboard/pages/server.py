@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.board import Page
@@ -14,12 +14,13 @@ from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from starlette.requests import Request
 
     from delayq._dashboard.board import Board
     from delayq.admin.doctor import Finding
-    from delayq.stats import RunningMessage, WorkerInfo
+    from delayq.stats import BlockedLoop, RunningMessage, WorkerInfo
 
 
 # How long findings count, in seconds: the rights of every role are looked at.
@@ -68,26 +69,62 @@ async def _search_queue(board: Board) -> tuple[list[Server], list[Finding]]:
 SERVER = Page("/server", "server.html", load_server, label="Server", scope="server", refresh=30)
 
 
-# Maximum number of workers that are shown, and of queues that could not be read.
+# Maximum number of processes that are shown, and of queues that could not be read.
 _MAX_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, and the clients in it that work on queues: usually one for each queue."""
+
+    host: str
+    pid: int
+    clients: list[tuple[ReliableSource, WorkerInfo]] = field(default_factory=list)
+
+    @property
+    def sorted_clients(self) -> list[tuple[ReliableSource, WorkerInfo]]:
+        return sorted(self.clients, key=lambda client: (client[1].queue, client[1].started_at))
+
+    @property
+    def last(self) -> WorkerInfo:
+        """The client that has reported last."""
+        return max((worker for _, worker in self.clients), key=lambda worker: worker.seen_at)
+
+    @property
+    def running(self) -> int:
+        return sum(worker.running for _, worker in self.clients)
+
+    @property
+    def slots(self) -> int:
+        """How many messages it handles at a time. Queues share the slots of a worker."""
+        return max(worker.process_slots for _, worker in self.clients)
+
+    @property
+    def started_at(self) -> datetime:
+        return min(worker.started_at for _, worker in self.clients)
+
+    @property
+    def blocked(self) -> BlockedLoop | None:
+        """The code that blocked an event loop last, if any did within an hour."""
+        return self.last.blocked
 
 
 async def load_workers(board: Board, request: Request) -> Mapping[str, Any]:
     selected = await board.reliable(request) if request.query_params.get("name") else None
     sources = [selected] if selected is not None else await _reliable_sources(board)
     now = await board.now()
-    rows: list[tuple[ReliableSource, WorkerInfo]] = []
+    processes: dict[tuple[str, int], Process] = {}
     troubles: list[tuple[ReliableSource, str]] = []
     for source, workers in zip(sources, await board.live.workers(sources), strict=True):
         if isinstance(workers, str):
             troubles.append((source, workers))
         else:
-            rows += [(source, worker) for worker in workers]
-    # A process may have more than one client.
-    rows.sort(key=lambda row: (row[1].host, row[1].pid, row[1].queue, row[1].started_at))
+            for worker in workers:
+                key = worker.host, worker.pid
+                processes.setdefault(key, Process(*key)).clients.append((source, worker))
     return {
-        "rows": rows[:_MAX_SHOWN],
-        "total": len(rows),
+        "processes": [process for _, process in sorted(processes.items())][:_MAX_SHOWN],
+        "total": len(processes),
         "troubles": troubles[:_MAX_SHOWN],
         "chosen": selected,
         "now": now,
