@@ -409,7 +409,7 @@ class Mover:
 
 
 class _Source:
-    """What was set aside in one partition."""
+    """The data of one partition that was set aside."""
 
     def __init__(self, partition: MovedPartition, move: Mover) -> None:
         self._partition = partition

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Watched(NamedTuple):
-    """What is known about a message that is followed.
+    """The state of a message that is followed.
 
     Attributes:
         outcome: Its end, or that it is alive.

@@ -86,7 +86,7 @@ class Relay:
         self, name: str, rows: Rows, database: Database, durability: str | None = None
     ) -> None:
         """Args:
-        name: What the outbox is called in the log.
+        name: The name of the outbox in the log.
         rows: Its rows.
         database: Its database.
         durability: How safe messages must be before their rows are deleted.
