@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from delayq._durations import moment_us
 from delayq._reliable.groups import to_group
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from delayq.admin.reliable import ReliableInspector
     from delayq.stats import QueueDepth, WorkerInfo
 
+Reason = Literal[
+    "paused",
+    "limit",
+    "groups",
+    "no_workers",
+    "silent_workers",
+    "blocked_loop",
+    "busy_workers",
+    "idle_workers",
+    "slow_consumers",
+]
+"""The kinds of reasons why messages are late."""
 # The number of groups of a partition that are read, and of those that are named.
 _MOST_GROUPS = 100
 _MOST_NAMED = 3
@@ -28,6 +40,7 @@ _MOST_NAMED = 3
 _SILENT = 1.5
 # A blocked event loop explains why messages are late for this time after it ran again, seconds.
 _MATTERS_FOR = 60.0
+_MORE_WORKERS = "start more workers, or raise their concurrency"
 ADVICE_ON_BLOCKING = "make that function a plain one, not async, or use asyncio.to_thread() in it"
 """The advice about a handler that blocks the event loop."""
 
@@ -39,11 +52,13 @@ class Delay:
     Attributes:
         cause: The reason, in words.
         advice: What would help; ``QUEUE`` stands for the queue.
+        reason: The kind of the reason.
         is_wrong: Whether nobody meant it: messages are due, and nothing takes them.
     """
 
     cause: str
     advice: str
+    reason: Reason
     is_wrong: bool = False
 
 
@@ -58,7 +73,7 @@ async def explain_delay(
         span: Formats a duration in seconds.
     """
     if depth.paused:
-        return Delay("the queue is paused", "resume it: delayq resume QUEUE")
+        return Delay("the queue is paused", "resume it: delayq resume QUEUE", "paused")
     now = datetime.now(UTC)
     try:
         now = await inspector.now()
@@ -83,6 +98,7 @@ async def _limit_of_queue(
     return Delay(
         f"at its limit of {describe_limit(limit, span)}",
         "to raise it: delayq configure QUEUE --limit N",
+        "limit",
     )
 
 
@@ -112,7 +128,7 @@ async def _limits_of_groups(
     causes = [_describe(group, now, span) for group in islice(held_back, _MOST_NAMED)]
     if len(held_back) > _MOST_NAMED:
         causes.append(f"and {len(held_back) - _MOST_NAMED:,} more groups")
-    return Delay("; ".join(causes), "see: delayq groups list QUEUE")
+    return Delay("; ".join(causes), "see: delayq groups list QUEUE", "groups")
 
 
 def _describe(group: Group, now: datetime, span: Callable[[float], str]) -> str:
@@ -131,21 +147,25 @@ async def _lack_of_workers(
         workers = ()
     if not depth.leased and not workers:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
-        return Delay("no worker listens", advice, is_wrong=True)
-    if blocked := _blocked_loops(workers, now, span):
-        return blocked
+        return Delay("no worker listens", advice, "no_workers", is_wrong=True)
+    return _blocked_loops(workers, now, span) or _use_of_slots(workers, depth)
+
+
+def _use_of_slots(workers: Sequence[WorkerInfo], depth: QueueDepth) -> Delay:
     slots, free = sum(worker.slots for worker in workers), sum(worker.free for worker in workers)
     if slots and depth.leased < slots and not free:
         cause = f"all slots of workers are in use, {slots - depth.leased:,} of them by other queues"
-        return Delay(cause, "start more workers, or raise their concurrency")
+        return Delay(cause, _MORE_WORKERS, "busy_workers")
     if not depth.leased:
         advice = "look at their logs: delayq workers QUEUE lists them"
-        return Delay("workers listen, but take nothing", advice, is_wrong=True)
+        return Delay("workers listen, but take nothing", advice, "idle_workers", is_wrong=True)
     if slots and depth.leased < slots:
         cause = f"{depth.leased:,} of {slots:,} slots of workers are in use"
-        return Delay(cause, "look at the workers: delayq workers QUEUE")
-    cause = f"all {slots:,} slots of workers are in use" if slots else "consumers do not keep up"
-    return Delay(cause, "start more workers, or raise their concurrency")
+        return Delay(cause, "look at the workers: delayq workers QUEUE", "idle_workers")
+    if slots:
+        cause = f"all {slots:,} slots of workers are in use"
+        return Delay(cause, _MORE_WORKERS, "busy_workers")
+    return Delay("consumers do not keep up", _MORE_WORKERS, "slow_consumers")
 
 
 def _blocked_loops(
@@ -162,7 +182,7 @@ def _blocked_loops(
         silence = span((now - worker.seen_at).total_seconds())
         cause = f"no worker has reported for {silence}, {_process(worker)} last"
         advice = "see whether it runs, and what blocks its event loop: its log names the code"
-        return Delay(cause, advice, is_wrong=True)
+        return Delay(cause, advice, "silent_workers", is_wrong=True)
     lately = [
         (worker, worker.blocked)
         for worker in workers
@@ -175,7 +195,7 @@ def _blocked_loops(
     cause = (
         f"{blocked.code} blocked the event loop of {_process(worker)} for {span(blocked.seconds)}"
     )
-    return Delay(cause, ADVICE_ON_BLOCKING, is_wrong=True)
+    return Delay(cause, ADVICE_ON_BLOCKING, "blocked_loop", is_wrong=True)
 
 
 def _process(worker: WorkerInfo) -> str:

@@ -241,13 +241,13 @@ async def _read_all(client: Client) -> list[tuple[FoundQueue, _Stats | str, str]
     for queue in await list_queues(client):
         stats, cause = await stats_or_error(client, queue), ""
         if unexplained and not isinstance(stats, str) and is_late(stats[0]):
-            cause = await _cause(client, queue, stats[0])
+            cause = await cause_of(client, queue, stats[0])
             unexplained -= 1
         rows.append((queue, stats, cause))
     return rows
 
 
-async def _cause(client: Client, queue: FoundQueue, depth: QueueDepth) -> str:
+async def cause_of(client: Client, queue: FoundQueue, depth: QueueDepth) -> str:
     """Return why the messages of a queue are late; empty if nothing tells."""
     inspector = queue.inspector(client)
     if not isinstance(inspector, ReliableInspector):
@@ -272,7 +272,7 @@ async def _stats(client: Client, queue: FoundQueue) -> _Stats:
 
 async def _print_stats(client: Client, queue: FoundQueue, *, as_json: bool) -> None:
     stats, settings = await _stats(client, queue), await _settings(client, queue)
-    cause = await _cause(client, queue, stats[0]) if is_late(stats[0]) else ""
+    cause = await cause_of(client, queue, stats[0]) if is_late(stats[0]) else ""
     if as_json:
         more_facts = {"partitions": None} if settings is None else asdict(settings)
         more_facts |= {"cause": cause} if cause else {}

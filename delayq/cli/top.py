@@ -21,9 +21,9 @@ from rich.table import Table
 from delayq.admin.catalog import list_queues
 from delayq.cli.options import AsJson, Queues, Url
 from delayq.cli.output import console, cut, moment_json, print_json, words, write
-from delayq.cli.queues import state_of, stats_or_error
+from delayq.cli.queues import cause_of, is_late, state_of, stats_or_error
 from delayq.cli.running import clock, with_client
-from delayq.errors import ServerError
+from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _SHARE = 20
 # The rate is the change over this many seconds.
 _WINDOW = 10.0
+# How long the reason why a queue is late counts, seconds; and how many are looked for at a time.
+_CAUSES_COUNT_FOR = 5.0
+_MOST_EXPLAINED = 10
 # The lines around the rows.
 _OTHER_LINES = 5
 _STATE_WIDTH = len("dead letters")
@@ -63,11 +66,13 @@ class Line:
         queue: The queue.
         depth: Its figures; an error as text if it cannot be read.
         rate: The growth in messages per second; negative if it shrinks, None if unknown.
+        cause: Why its messages are late; empty if they are not, or nothing tells.
     """
 
     queue: FoundQueue
     depth: QueueDepth | str
     rate: float | None = None
+    cause: str = ""
 
     def figure(self, name: str) -> float:
         """Return a figure to sort by."""
@@ -153,6 +158,7 @@ class View:
                 # Columns must not jump when a word in them changes.
                 min_width=_STATE_WIDTH if title == "state" else len(title),
             )
+        table.add_column(words("why" if any(line.cause for line in lines) else ""), ratio=1)
         for line in lines:
             state, style = line.state
             name = line.queue.argument
@@ -165,7 +171,9 @@ class View:
                 ]
             )
             rate = "-" if line.rate is None else f"{line.rate:+,.1f}" if line.rate else "0"
-            table.add_row(words(state, style), cut(words(name)), *figures, rate)
+            table.add_row(
+                words(state, style), cut(words(name)), *figures, rate, cut(words(line.cause, "dim"))
+            )
         return table
 
     def _footer(self, count: int) -> RenderableType:
@@ -192,6 +200,9 @@ class Monitor:
     _queues: Sequence[FoundQueue] = ()
     _search_at: float = 0.0
     _past: dict[FoundQueue, deque[tuple[float, int]]] = field(default_factory=dict)
+    # Why each queue is late, and when that was found out.
+    _causes: dict[FoundQueue, tuple[str, float]] = field(default_factory=dict)
+    _unexplained: int = 0
 
     async def read(self) -> list[Line]:
         """Return every queue with its figures."""
@@ -201,6 +212,7 @@ class Monitor:
             took = time.monotonic() - began
             self._search_at = began + took + max(1.0, took * _SHARE)
         queues = self.named or self._queues
+        self._unexplained = _MOST_EXPLAINED
         current = {*queues}
         self._past = {queue: past for queue, past in self._past.items() if queue in current}
         return [await self._line(queue) for queue in queues]
@@ -218,7 +230,22 @@ class Monitor:
         (began, before), rate = past[0], None
         if now > began:
             rate = (count - before) / (now - began)
-        return Line(queue, depth, rate)
+        return Line(queue, depth, rate, await self._cause(queue, depth, now))
+
+    async def _cause(self, queue: FoundQueue, depth: QueueDepth, now: float) -> str:
+        """Return why a queue is late. It takes several calls to find out, so it counts a while."""
+        if not is_late(depth):
+            self._causes.pop(queue, None)
+            return ""
+        cause, found_at = self._causes.get(queue, ("", 0.0))
+        if now - found_at > _CAUSES_COUNT_FOR and self._unexplained > 0:
+            self._unexplained -= 1
+            try:
+                cause = await cause_of(self.client, queue, depth)
+            except ServerRefused as error:
+                cause = str(error)
+            self._causes[queue] = cause, now
+        return cause
 
 
 def top(
@@ -268,6 +295,7 @@ async def _print(monitor: Monitor, interval: float, *, as_json: bool) -> None:
                 **counts,
                 "oldest_due_age": round(line.figure("oldest_due_age"), 3),
                 "change_per_s": None if line.rate is None else round(line.rate, 3),
+                **({"cause": line.cause} if line.cause else {}),
             }
             if as_json:
                 print_json(facts)

@@ -25,6 +25,8 @@ import anyio
 from anyio import to_thread
 
 from delayq._version import __version__
+from delayq.admin.delays import explain_delay
+from delayq.admin.reliable import ReliableInspector
 from delayq.errors import BadInput, DelayqError, ServerError, ServerRefused
 from delayq.instrumentation import Observer
 from delayq.integrations._failures import failure_of, type_name
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         Awaitable,
         Callable,
         Iterable,
+        Mapping,
         MutableMapping,
         Sequence,
     )
@@ -68,6 +71,10 @@ _MOST_ERRORS = 50
 _OTHER_TYPES = "other"
 # The longest a scrape waits for the server, seconds: Prometheus gives up after 10.
 _TIMEOUT = 3.0
+# The reason is looked for once messages have been due for this time, seconds; it takes some calls.
+_LATE = 60.0
+# The number of late queues whose reason is looked for.
+_MOST_EXPLAINED = 10
 # The servers' wording, for calls and within scripts. Any other refusal may not recur.
 _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this command")
 _QUEUE = ("queue", "kind")
@@ -190,9 +197,11 @@ class Metrics:
                 self._unanswered += 1
             else:
                 depths[key] = outcome
+        reasons = await self._reasons(depths)
         queues = self._client.queue_statistics()
         self._metrics = (
             *_depths(depths),
+            _delays(reasons),
             *_counters(queues),
             *self._observer.metrics([queue.name for queue in queues if queue.kind == "reliable"]),
             *_of_client(self._client.statistics(), self._unanswered),
@@ -219,7 +228,8 @@ class Metrics:
     def describe(self) -> Iterable[Metric]:
         """Return metrics without values, from which the registry learns their names."""
         observed = _Observer(BUCKETS).metrics(())
-        return (*_depths({}), *_counters([]), *observed, *_of_client(None, 0), _BUILD)
+        gauges = (*_depths({}), _delays({}))
+        return (*gauges, *_counters([]), *observed, *_of_client(None, 0), _BUILD)
 
     async def __call__(
         self,
@@ -242,6 +252,25 @@ class Metrics:
         await send(
             {"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body}
         )
+
+    async def _reasons(self, depths: Mapping[tuple[str, str], QueueDepth]) -> dict[str, str]:
+        """Return why the messages of reliable queues are late, for the first ones that are late."""
+        late = [
+            name
+            for (kind, name), depth in depths.items()
+            if kind == "reliable" and depth.oldest_due_age >= _LATE
+        ]
+        reasons: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                for name in late[:_MOST_EXPLAINED]:
+                    inspector = ReliableInspector.of(self._client, name)
+                    await inspector.all_stores()
+                    delay = await explain_delay(inspector, depths["reliable", name], str)
+                    reasons[name] = delay.reason
+        except (TimeoutError, ServerError):
+            self._unanswered += 1
+        return reasons
 
     def _retire(self) -> None:
         self._registry.unregister(cast("Collector", self))
@@ -403,6 +432,17 @@ def _depths(stats: dict[tuple[str, str], QueueDepth]) -> list[Metric]:
         age.add_metric([name, kind], facts.oldest_due_age)
         paused.add_metric([name, kind], facts.paused)
     return [messages, age, paused]
+
+
+def _delays(reasons: Mapping[str, str]) -> Metric:
+    delays = GaugeMetricFamily(
+        "delayq_queue_late",
+        "1 while messages have been due for a minute, with the reason why they wait.",
+        labels=[*_QUEUE, "reason"],
+    )
+    for name, reason in reasons.items():
+        delays.add_metric([name, "reliable", reason], 1)
+    return delays
 
 
 def _counters(queues: Iterable[QueueStats]) -> list[Metric]:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq import Limit, Offer, Worker
+from delayq.admin.catalog import FoundQueue
 from delayq.admin.delays import explain_delay
 from delayq.admin.reliable import ReliableInspector
+from delayq.cli.top import Monitor
 from delayq.stats import BlockedLoop, WorkerInfo
 from tests.support.workers import Gate
 
@@ -89,6 +91,20 @@ async def test_workers_may_be_missing_or_busy(client: Client, jobs: Jobs) -> Non
         delay = await delay_of(client)
         assert (delay.cause, delay.is_wrong) == ("all 2 slots of workers are in use", False)
         gate.open()
+
+
+async def test_top_explains_what_is_late(
+    client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.cli.queues._LATE", 0.0001)
+    monitor = Monitor(client, [FoundQueue("reliable", "jobs")])
+    await jobs.offer(1)
+    (line,) = await monitor.read()
+    assert line.cause == "no worker listens"
+    (message,) = await jobs.claim()
+    await message.ack()
+    (line,) = await monitor.read()
+    assert (line.state[0], line.cause) == ("ok", "")
 
 
 def listed(now: datetime, facts: dict[str, Any]) -> Any:

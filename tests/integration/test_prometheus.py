@@ -43,7 +43,7 @@ MESSAGES = "delayq_queue_messages"
 FAILURES = "delayq_failures_total"
 PROMTOOL = shutil.which("promtool")
 ONE_READY = MESSAGES + '{kind="reliable",queue="jobs",state="ready"} 1.0'
-LABELS = ("queue", "kind", "state", "error", "le")
+LABELS = ("queue", "kind", "state", "reason", "error", "le")
 SETTINGS: dict[str, Any] = {"lease": LEASE, "backoff": Backoff.fixed(3600), "max_attempts": 2}
 
 
@@ -100,6 +100,16 @@ async def test_depths_are_the_stats_of_the_queue(metrics: Metrics, jobs: Jobs) -
     await leased.release()
     await jobs.pause()
     assert (await samples(metrics))["delayq_queue_paused", "jobs", "reliable"] == 1
+
+
+async def test_messages_that_are_late_come_with_the_reason(
+    metrics: Metrics, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.integrations.prometheus._LATE", 0.0001)
+    await jobs.offer(1)
+    assert (await samples(metrics))["delayq_queue_late", "jobs", "reliable", "no_workers"] == 1
+    await claim_one(jobs)
+    assert not [key for key in await samples(metrics) if key[0] == "delayq_queue_late"]
 
 
 async def test_a_closed_queue_has_no_series(client: Client, metrics: Metrics, jobs: Jobs) -> None:
@@ -255,7 +265,8 @@ async def test_every_metric_is_there_before_anything_happens(
     """Prometheus would miss the first increase of a series that begins with it."""
     await jobs.stats()
     seen = await samples(metrics)
-    assert names() <= {key[0] for key in seen}
+    # This one tells of trouble by being there.
+    assert names() - {"delayq_queue_late"} <= {key[0] for key in seen}
     assert seen["delayq_handling_seconds_count", "jobs"] == 0
     assert (failures(seen, "jobs"), failures(seen, "orders")) == ({"other": 0}, {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -48,6 +49,13 @@ def test_queues_in_trouble_come_first() -> None:
     assert len(names(view)) == len(LINES)
     assert View("").on_key("q") is False
     assert drawn(View(""))[-1] == "no queues"
+
+
+def test_the_last_column_says_why_messages_are_late() -> None:
+    held_back = replace(LATE, cause="at its limit of 3 at a time")
+    _, _, titles, row = drawn(View("", [held_back]), width=120)[:4]
+    assert titles.split()[-1] == "why"
+    assert row.endswith("at its limit of 3 at a time")
 
 
 def test_arrows_choose_the_order() -> None:
