@@ -15,15 +15,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from delayq._dashboard.health import SECOND, late_us, states, undeliverable
 from delayq._dashboard.rows import MessageRef
-from delayq._durations import MICROSECOND
+from delayq._durations import MICROSECOND, moment_us
 from delayq._reliable.limits import write_limit
-from delayq.admin.wording import describe_limit
+from delayq.admin.wording import describe_group_state, describe_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq._dashboard.rows import Row
     from delayq._dashboard.sources import AnySource
+    from delayq._reliable.groups import Group
     from delayq._reliable.limits import Limit
 
 # Maximum number of characters of a payload on a page, and in a row of a list.
@@ -137,6 +138,11 @@ def limit(value: Limit | None) -> str:
     return describe_limit(value, lambda seconds: span(seconds * SECOND))
 
 
+def group_state(group: Group, now: int) -> str:
+    """Return in a few words what becomes of the messages of a group."""
+    return describe_group_state(group, moment_us(now))
+
+
 def relative(us: int | None, now: int) -> str:
     """Format a moment relative to now."""
     if us is None:
@@ -216,7 +222,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     of_moments = (us, moment, iso, span, relative)
-    of_values = (pretty, preview, limit, write_limit, size, name_of, pack_ref, points)
+    of_values = (pretty, preview, limit, write_limit, group_state, size, name_of, pack_ref, points)
     of_queues = (late_us, undeliverable, states)
     filters = {function.__name__: function for function in (*of_moments, *of_values, *of_queues)}
     templates.filters.update(filters, number="{:,}".format)

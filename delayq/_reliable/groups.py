@@ -35,6 +35,7 @@ class Group:
         limit: Its own limit, or else the queue's ``group_limit``; None if there is none.
         has_own_limit: Whether that limit, or its absence, is its own.
         paused: Whether it is paused.
+        oldest_due_at: When the oldest of its due messages fell due (UTC); None if none is due.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Group:
     limit: Limit | None
     has_own_limit: bool
     paused: bool
+    oldest_due_at: datetime | None = None
 
 
 class Groups:
@@ -137,4 +139,5 @@ def to_group(stored: StoredGroup) -> Group:
         parse_limit(stored.limit),
         stored.has_own_limit,
         stored.is_paused,
+        None if stored.oldest_us is None else moment_us(stored.oldest_us),
     )

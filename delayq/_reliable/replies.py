@@ -292,6 +292,8 @@ class StoredGroup(NamedTuple):
         limit: Its limit, as the server stores it; empty if it has none.
         has_own_limit: Whether that limit is its own.
         is_paused: Whether it is paused.
+        oldest_us: When the oldest of its due messages fell due, in microseconds; None if none is
+            due.
     """
 
     name: bytes
@@ -302,14 +304,22 @@ class StoredGroup(NamedTuple):
     limit: str
     has_own_limit: bool
     is_paused: bool
+    oldest_us: int | None
 
     @classmethod
     def of(cls, facts: Sequence[Any]) -> StoredGroup:
         """Parse what ``list_groups.lua`` returns for a group."""
-        name, waiting, due, running, moment, limit, has_own, is_paused = facts
-        next_us = parse_us(moment) if moment else None
+        name, waiting, due, running, next_turn, limit, has_own, is_paused, oldest = facts
         return cls(
-            name, waiting, due, running, next_us, limit.decode(), bool(has_own), bool(is_paused)
+            name,
+            waiting,
+            due,
+            running,
+            parse_us(next_turn) if next_turn else None,
+            limit.decode(),
+            bool(has_own),
+            bool(is_paused),
+            parse_us(oldest) if oldest else None,
         )
 
 

@@ -82,7 +82,7 @@ def list_groups(
     elif not page:
         say("no groups")
     else:
-        columns = ("group", "waiting", "ready", "running", "next", "limit", "state")
+        columns = ("group", "waiting", "ready", "oldest", "running", "next", "limit", "state")
         show_table(columns, [_row(group, now) for group in page], wide=["group", "limit"])
         if len(groups) > limit:
             say(f"there are more; continue with --after {page[-1].name!r}, or use --limit")
@@ -203,6 +203,7 @@ def _facts(group: Group, now: datetime) -> dict[str, Any]:
         "limit": None if group.limit is None else asdict(group.limit),
         "has_own_limit": group.has_own_limit,
         "paused": group.paused,
+        "oldest_due_at": moment_json(group.oldest_due_at),
         "state": describe_group_state(group, now),
     }
 
@@ -212,6 +213,7 @@ def _row(group: Group, now: datetime) -> list[str]:
         group.name,
         f"{group.waiting:,}",
         f"{group.ready:,}",
+        "-" if group.oldest_due_at is None else span((now - group.oldest_due_at).total_seconds()),
         f"{group.running:,}",
         moment_cell(group.next_at, now),
         limit_text(group.limit),

@@ -255,6 +255,10 @@ async def fill(client: Client) -> None:
             await message.bury("no such customer")
     await reports.pause()
     await mails.groups.set_limit("tenant-7", delayq.Limit(5, 100, 60))
+    await reports.groups.set_limit("ada", delayq.Limit(2))
+    await reports.groups.pause("bob")
+    visits = [Offer({"visit": i}, group=("ada", "bob", "eve")[i % 3]) for i in range(30)]
+    await reports.offer_many([*visits, Offer({"visit": 30}, delay=600, group="ada")])
 
 
 async def bury(queue: delayq.ReliableQueue[Any], count: int, error: str | None = None) -> None:

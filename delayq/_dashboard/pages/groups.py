@@ -9,9 +9,8 @@ from urllib.parse import unquote
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import redirect
 from delayq._dashboard.rendering import link
-from delayq._durations import moment_us
 from delayq._reliable.limits import Limit, write_limit
-from delayq.admin.wording import describe_group_state, read_limit
+from delayq.admin.wording import read_limit
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
     from delayq._dashboard.sources import ReliableSource
+    from delayq._reliable.groups import Group
 
 _PER_PAGE = 50
 
@@ -36,62 +36,71 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 async def _values(
     board: Board, source: ReliableSource, name: str, after: str | None
 ) -> dict[str, Any]:
+    """Return the facts of one group if it is named, or else of a page of groups."""
     wrong: dict[str, str] = {}
     settings, now = await asyncio.gather(source.settings(), board.now())
+    group: Group | None = None
+    groups: list[Group] = []
     try:
         if name:
-            groups = [await source.groups.get(name)]
+            group = await source.groups.get(name)
         else:
             # One more tells whether there are more.
             groups = await source.groups.list(after=after or None, limit=_PER_PAGE + 1)
     except BadInput as error:
-        wrong, groups = {"q": str(error)}, []
+        wrong = {"q": str(error)}
     listed = groups[:_PER_PAGE]
     return {
         "source": source,
         "settings": settings,
+        "group": group,
         "rows": listed,
-        "states": [describe_group_state(group, moment_us(now)) for group in listed],
         "wanted": name,
         "now": now,
         "wrong": wrong,
         # The refused input.
-        "group": "",
         "limit": "",
-        "next": link("groups", source, None, after=listed[-1].name)
+        "next_page": link("groups", source, None, after=listed[-1].name)
         if len(groups) > len(listed)
         else "",
     }
 
 
 async def limit_group(board: Board, source: ReliableSource, form: Form) -> Response:
-    """Give a group a limit of its own: one of the list, or one that is typed."""
-    group, typed = unquote(form.get("group")), form.get("new_group").strip()
+    """Give a group a limit of its own."""
+    group = unquote(form.get("group"))
     try:
         # None would be the limit of the queue.
         limit = read_limit(form.get("limit"), "The limit") or Limit()
-        await source.groups.set_limit(group or typed, limit)
+        await source.groups.set_limit(group, limit)
     except BadInput as error:
-        name = "limit" if "limit" in str(error) or group else "new_group"
         values = await _values(board, source, group, None)
-        refused = {"group": group or typed, "limit": form.get("limit"), "wrong": {name: str(error)}}
+        refused = {"limit": form.get("limit"), "wrong": {"limit": str(error)}}
         return await board.refuse(form, PAGE, **values | refused)
-    return redirect("groups", source, done="limited" if write_limit(limit) != "none" else "lifted")
+    return _back(source, group, "limited" if write_limit(limit) != "none" else "lifted")
 
 
 async def clear_limit(board: Board, source: ReliableSource, form: Form) -> Response:
-    await source.groups.set_limit(unquote(form.get("group")), None)
-    return redirect("groups", source, done="unlimited")
+    group = unquote(form.get("group"))
+    await source.groups.set_limit(group, None)
+    return _back(source, group, "unlimited")
 
 
 async def pause_group(board: Board, source: ReliableSource, form: Form) -> Response:
-    await source.groups.pause(unquote(form.get("group")))
-    return redirect("groups", source, done="group_paused")
+    group = unquote(form.get("group"))
+    await source.groups.pause(group)
+    return _back(source, group, "group_paused")
 
 
 async def resume_group(board: Board, source: ReliableSource, form: Form) -> Response:
-    was_paused = await source.groups.resume(unquote(form.get("group")))
-    return redirect("groups", source, done="group_resumed" if was_paused else "not_paused")
+    group = unquote(form.get("group"))
+    was_paused = await source.groups.resume(group)
+    return _back(source, group, "group_resumed" if was_paused else "not_paused")
+
+
+def _back(source: ReliableSource, group: str, done: str) -> Response:
+    """Go back to the page of the group."""
+    return redirect("groups", source, q=group, done=done)
 
 
 PAGE = Page(

@@ -11,8 +11,9 @@
 -- Roles: admin, dashboard
 -- Repeatable: yes
 --
--- Returns for each group {name, waiting, due, running, next, limit, has_own, is_paused}. due: how many
--- of those that wait are due. next: the moment at which one of its messages may be handed out as far
+-- Returns for each group {name, waiting, due, running, next, limit, has_own, is_paused, oldest}. due: how
+-- many of those that wait are due. oldest: the due time of the oldest of these; empty if there are none.
+-- next: the moment at which one of its messages may be handed out as far
 -- as its own limit goes, microseconds; empty if none is foreseen. limit: its own, or that of all
 -- groups; empty if there is none. has_own: whether it is its own.
 -- include: clock
@@ -28,19 +29,23 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', kept_slots, '-inf', now, 'LIMI
   expired_slots[group] = (expired_slots[group] or 0) + 1
 end
 
--- Return how many messages of a group wait at a level, and are due.
-local function due_at(group, level)
-  local to = '(' .. position_of(group, level, now) .. '\255'
-  return redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0' .. level, to)
-end
-
+-- Return how many messages of a group are due, and since when the oldest of them is: nil if none is.
 local function due_of(group)
-  local due = due_at(group, '!') + due_at(group, '9') + due_at(group, '?')
+  local levels, due, oldest = {'!', '9', '?'}, 0, nil
   -- Mostly, no message has a priority.
   if redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0000', '(' .. group .. '\0009') > 0 then
-    for level = 0, 8 do due = due + due_at(group, level) end
+    for level = 0, 8 do levels[#levels + 1] = level end
   end
-  return due
+  for _, level in ipairs(levels) do
+    local from, to = '[' .. group .. '\0' .. level, '(' .. position_of(group, level, now) .. '\255'
+    local count = redis.call('ZLEXCOUNT', group_members, from, to)
+    if count > 0 then
+      local member = redis.call('ZRANGEBYLEX', group_members, from, to, 'LIMIT', 0, 1)[1]
+      local _, moment = level_and_moment(member)
+      due, oldest = due + count, math.min(oldest or moment, moment)
+    end
+  end
+  return due, oldest
 end
 
 local from = after == '1' and '(' .. first .. '\0\255' or '[' .. first
@@ -53,10 +58,12 @@ for i = 1, tonumber(limit) do
   local turn, suspect_turn = redis.call('ZSCORE', group_turns, group), redis.call('ZSCORE', suspect_turns, group)
   local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(suspect_turn or nil) or MAX_SCORE)
   local own, usual = unpack(redis.call('HMGET', settings, 'group:' .. group, 'group_limit'))
+  local due, oldest = due_of(group)
   local its_own = own and string.match(own, '=(.*)$')
   reply[i] = {
-    group, all - running - (expired_slots[group] or 0), due_of(group), running, soonest < MAX_SCORE and format_score(soonest) or '',
+    group, all - running - (expired_slots[group] or 0), due, running, soonest < MAX_SCORE and format_score(soonest) or '',
     its_own or usual or '', its_own and 1 or 0, own and string.sub(own, 1, 1) == 'z' and 1 or 0,
+    oldest and format_score(oldest) or '',
   }
   from = '(' .. after_group(group, member)
 end
