@@ -25,7 +25,7 @@ from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.settings import HandleOptions, HandleSettings, check_names
 from delayq.codecs import JsonCodec
-from delayq.codecs.protocol import check_codec
+from delayq.codecs.protocol import check_codec, codec_of_queue
 from delayq.errors import (
     BadInput,
     Closed,
@@ -330,7 +330,7 @@ class Client:
         check_codec(codec)
         return DelayedQueue(
             name,
-            JsonCodec() if codec is None else codec,
+            JsonCodec() if codec is None else codec_of_queue(codec, name),
             max_payload,
             session,
             listed=ordered_list,
@@ -419,7 +419,7 @@ class Client:
         return ReliableQueue(
             name,
             partial(ReliableKeys.of, name, self.name_mapper),
-            codec,
+            None if codec is None else codec_of_queue(codec, name),
             HandleSettings(**settings),
             session,
         )

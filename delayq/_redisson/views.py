@@ -141,7 +141,7 @@ class Pending(Generic[T]):
 
     async def contains_all(self, values: Iterable[T]) -> bool:
         """Return whether an equal message is pending for each of ``values``, if there are any."""
-        missing = {self._encode(value) for value in values}
+        missing = {self._encode_to_find(value) for value in values}
         if missing:
             async for page in self._store.pages():
                 missing.difference_update(map(payload_of, page))
@@ -154,7 +154,7 @@ class Pending(Generic[T]):
 
         This searches all pending messages, unlike :meth:`Receipt.cancel`.
         """
-        payload_to_remove = self._encode(value)
+        payload_to_remove = self._encode_to_find(value)
         while records := await self._find(lambda payload: payload == payload_to_remove):
             for record in records:
                 if await self._store.cancel([record], stale=True):
@@ -164,12 +164,12 @@ class Pending(Generic[T]):
 
     async def remove_all(self, values: Iterable[T]) -> bool:
         """Remove every message that equals one of ``values``, and return whether there were any."""
-        unwanted = {self._encode(value) for value in values}
+        unwanted = {self._encode_to_find(value) for value in values}
         return bool(unwanted) and await self._remove_if(lambda payload: payload in unwanted)
 
     async def retain_all(self, values: Collection[T]) -> bool:
         """Remove every message that equals none of ``values``. Return whether there were any."""
-        retained_payloads = {self._encode(value) for value in values}
+        retained_payloads = {self._encode_to_find(value) for value in values}
         return await self._remove_if(lambda payload: payload not in retained_payloads)
 
     async def poll_last_and_offer_first_to(self, name: str) -> T | None:
@@ -198,6 +198,15 @@ class Pending(Generic[T]):
     async def expire(self, duration: Duration) -> bool:
         """Make all pending messages disappear after ``duration``. Return whether there were any."""
         return await self._store.expire(microseconds(duration, "duration"))
+
+    def _encode_to_find(self, value: T) -> bytes:
+        """Encode a value to look for its bytes. Raises as :meth:`DelayedQueue.offer`."""
+        if hasattr(self._codec, "fingerprint"):
+            raise BadInput(
+                f"pending finds a value by its bytes, and {type(self._codec).__name__} writes"
+                " others each time: keep the receipts of offer(), which cancel and reschedule"
+            )
+        return self._encode(value)
 
     async def _find(self, condition: Callable[[bytes | None], bool]) -> list[bytes]:
         """Return the records whose payloads satisfy the condition, in offer order."""

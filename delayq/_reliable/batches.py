@@ -20,8 +20,8 @@ from delayq._reliable.dead_letters import half_way
 from delayq._reliable.ids import follower_id, home_of, new_ids_in
 from delayq._reliable.offer import Offer
 from delayq._reliable.offers import with_headers
-from delayq._reliable.outcomes import result_codec
 from delayq._reliable.settings_cache import MOST_TRIES
+from delayq.codecs.json import result_codec
 from delayq.codecs.protocol import decode
 from delayq.errors import (
     BadInput,

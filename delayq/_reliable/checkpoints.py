@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delayq._checks import describe_value
 from delayq._functions import is_async
 from delayq._reliable.failures import Interrupted
-from delayq._reliable.outcomes import result_codec
+from delayq.codecs.json import result_codec
 from delayq.codecs.protocol import decode
 from delayq.errors import BadInput, DecodeError, EncodeError
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from delayq._reliable.message_context import MessageContext
     from delayq._reliable.replies import Claim
+    from delayq.codecs.protocol import Codec
     from delayq.errors import LeaseLost
 
 _HEAD = re.compile(rb"([0-9]{1,16});([0-9]{0,9});([0-9a-f=, ]*)\n")
@@ -194,7 +195,7 @@ class Checkpoint:
         """
         self._require_lease()
         saved = await self._read()
-        mark = _mark(saved.state)
+        mark = _mark(saved.state, result_codec(self._context.codec))
         ends, number = saved.sleeps.get(mark, ()), self._slept.get(mark, 0)
         if number == len(ends):
             ends = (*ends, await self._now_us() + delay_us)
@@ -309,6 +310,10 @@ def _check_name(name: object) -> None:
     )
 
 
-def _mark(state: bytes | None) -> str:
-    """Return subject tells a state from others, in a few characters."""
-    return "" if state is None else blake2b(state, digest_size=6).hexdigest()
+def _mark(state: bytes | None, codec: Codec[Any]) -> str:
+    """Return a few characters that tell a state from others."""
+    if state is None:
+        return ""
+    # A run that starts again saves the same state, and an encrypted one is other bytes then.
+    fingerprint: Callable[[bytes], bytes] = getattr(codec, "fingerprint", bytes)
+    return blake2b(fingerprint(state), digest_size=6).hexdigest()

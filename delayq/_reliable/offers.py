@@ -31,9 +31,9 @@ from delayq._reliable.bodies import (
 from delayq._reliable.ids import checked_group, checked_new_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.offer import MAX_FOLLOWERS, USUAL_PRIORITY, DefaultPriority, Offer
-from delayq._reliable.outcomes import result_codec
 from delayq._reliable.scripts import OFFER, OFFER_NEW
 from delayq._reliable.settings_cache import MOST_TRIES
+from delayq.codecs.json import result_codec
 from delayq.errors import (
     BadDelay,
     BadInput,

@@ -17,7 +17,7 @@ from delayq._durations import moment_us
 from delayq._reliable.bodies import body_in, parse, read_letter
 from delayq._reliable.failures import unpack_error
 from delayq._reliable.replies import parse_us
-from delayq.codecs.json import JsonCodec, ResultCodec
+from delayq.codecs.json import result_codec
 from delayq.codecs.protocol import decode
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from delayq._reliable.replies import Claim, StoredMessage
     from delayq.codecs import Codec
 
-_RESULT_JSON = ResultCodec()
 # The most that is kept of each error, characters. Its end says the most.
 _ERROR_MOST = 2000
 _OFFERED = re.compile(rb"[0-9]{1,17}")
@@ -243,17 +242,6 @@ def attempt_of(claim: Claim, error: str = "") -> bytes:
 @lru_cache(1)
 def _worker(pid: int) -> bytes:
     return json.dumps(f"{socket.gethostname()}:{pid}").encode()
-
-
-def result_codec(codec: Codec[Any]) -> Codec[Any]:
-    """Return the codec of results in a queue of values that ``codec`` encodes.
-
-    A codec of one type, or of calls, is none for results: they are JSON then. Where they are JSON,
-    they need not come back as they were.
-    """
-    results: Codec[Any] = getattr(codec, "results", codec)
-    # A subclass may write something else.
-    return _RESULT_JSON if type(results) is JsonCodec else results
 
 
 def history_of(

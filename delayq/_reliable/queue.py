@@ -21,7 +21,6 @@ from delayq._reliable.message import Message
 from delayq._reliable.offer import USUAL_PRIORITY, Offer
 from delayq._reliable.offers import STORED, OfferEncoder, with_headers
 from delayq._reliable.open_queue import OpenReliableQueue
-from delayq._reliable.outcomes import result_codec
 from delayq._reliable.report_format import checked_span
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import Sender
@@ -29,6 +28,7 @@ from delayq._reliable.settings import RETRIES, QueueOptions, check_names, settin
 from delayq._reliable.settings_cache import Declaration
 from delayq._reliable.stored_messages import StoredMessages
 from delayq.codecs import JsonCodec
+from delayq.codecs.json import result_codec
 from delayq.codecs.protocol import decode
 from delayq.errors import BadDelay, BadInput, Closed, DelayqError
 from delayq.instrumentation import OfferEvent

@@ -17,7 +17,6 @@ from delayq._reliable.checkpoints import split_report, unpack
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.failures import unpack_error
 from delayq._reliable.following import read_report
-from delayq._reliable.outcomes import result_codec
 from delayq._reliable.replies import State
 from delayq.admin.delayed import DelayedInspector, RecordState
 from delayq.admin.migrate import form_of
@@ -53,6 +52,7 @@ from delayq.cli.output import (
 )
 from delayq.cli.running import at_server_time
 from delayq.codecs import BytesCodec
+from delayq.codecs.json import result_codec
 from delayq.errors import DecodeError
 
 if TYPE_CHECKING:

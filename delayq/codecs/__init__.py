@@ -2,9 +2,10 @@
 
 A queue takes any object with ``encode`` and ``decode``: see :class:`Codec`.
 
-Except for :class:`JsonCodec`, each one writes the same bytes as the Redisson codec of the same
-name; :class:`BytesCodec` corresponds to its ``ByteArrayCodec``. ``docs/codecs.md`` shows which
-value becomes which Java type. :func:`codec_for` makes a codec for a Python type.
+Except for :class:`JsonCodec` and :class:`EncryptedCodec`, each one writes the same bytes as the
+Redisson codec of the same name; :class:`BytesCodec` corresponds to its ``ByteArrayCodec``.
+``docs/codecs.md`` shows which value becomes which Java type. :func:`codec_for` makes a codec for a
+Python type.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from delayq.codecs.protocol import Codec
 from delayq.codecs.string import BytesCodec, IntegerCodec, LongCodec, StringCodec
 
 if TYPE_CHECKING:
+    from delayq.codecs.encrypted import EncryptedCodec
     from delayq.codecs.java.jackson import JsonJacksonCodec, TypedJsonJacksonCodec
     from delayq.codecs.java.kryo import Kryo5Codec, KryoOpaque
     from delayq.codecs.java.types import (
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BytesCodec",
     "Codec",
+    "EncryptedCodec",
     "IntegerCodec",
     "JavaBigInteger",
     "JavaByte",
@@ -62,6 +65,7 @@ __all__ = [
 # Needed where a queue is shared with Java, or a worker reads types. Other programs are spared their
 # import, some 10 ms each.
 _HOMES = {
+    "EncryptedCodec": "encrypted",
     "JsonJacksonCodec": "java.jackson",
     "TypedJsonJacksonCodec": "java.jackson",
     "Kryo5Codec": "java.kryo",

@@ -12,6 +12,8 @@ from delayq.errors import DecodeError, EncodeError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from delayq.codecs.protocol import Codec
+
 
 def _plain(value: Any) -> Any:
     # Many programs never need it, nor the modules that it imports.
@@ -118,6 +120,20 @@ class ResultCodec(JsonCodec):
         from delayq.codecs._plain import to_plain  # noqa: PLC0415
 
         return _encode_plain(value, to_plain)
+
+
+_RESULT_JSON = ResultCodec()
+
+
+def result_codec(codec: Codec[Any]) -> Codec[Any]:
+    """Return the codec of results in a queue of values that ``codec`` encodes.
+
+    A codec of one type, or of calls, is none for results: they are JSON then. Where they are JSON,
+    they need not come back as they were.
+    """
+    results: Codec[Any] = getattr(codec, "results", codec)
+    # A subclass may write something else.
+    return _RESULT_JSON if type(results) is JsonCodec else results
 
 
 def _encode_plain(value: Any, to_plain: Callable[[Any], Any]) -> bytes:

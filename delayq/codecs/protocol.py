@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from delayq._generics import T
 from delayq.errors import BadInput, DecodeError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class Codec(Protocol[T]):
-    """The interface that a queue expects of a codec."""
+    """The interface that a queue expects of a codec.
+
+    It may have two more methods. ``for_queue(name)`` returns the codec of one queue: each queue
+    calls it once, when it is opened. ``fingerprint(payload)`` is for a codec that writes equal
+    values as different bytes: it returns bytes that are equal for them.
+    """
 
     def encode(self, value: T, /) -> bytes:
         """Encode ``value`` as bytes, or raise :class:`~delayq.errors.EncodeError`."""
@@ -63,6 +71,12 @@ def check_codec(codec: Codec[Any] | None) -> None:
     for name in ("encode", "decode"):
         if not callable(getattr(codec, name, None)):
             raise BadInput(f"{type(codec).__name__} is not a codec: it has no method {name}()")
+
+
+def codec_of_queue(codec: Codec[T], queue: str) -> Codec[T]:
+    """Return the codec of one queue: ``codec`` itself, unless it has another one for each."""
+    for_queue: Callable[[str], Codec[T]] | None = getattr(codec, "for_queue", None)
+    return codec if for_queue is None else for_queue(queue)
 
 
 class Refused(Exception):

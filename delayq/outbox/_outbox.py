@@ -16,7 +16,7 @@ from delayq._functions import spell_out
 from delayq._reliable.offer import MessageOptions, Offer
 from delayq._reliable.settings import DEFAULTS
 from delayq.codecs import JsonCodec
-from delayq.codecs.protocol import check_codec
+from delayq.codecs.protocol import check_codec, codec_of_queue
 from delayq.errors import BadInput, ConfigurationError
 from delayq.outbox._engines import AsyncDatabase, ThreadedDatabase
 from delayq.outbox._relay import Relay
@@ -192,7 +192,7 @@ class Outbox:
                 )
             max_payload = home.settings.get("max_payload") or self._max_payload
             return new_row(home.name, queue, home.codec, max_payload)
-        codec = self._codecs.get(queue) or JsonCodec()
+        codec = codec_of_queue(self._codecs.get(queue) or JsonCodec(), queue)
         offer: Offer[Any] = Offer(value, **options)
         return new_row(queue, offer, codec, self._max_payload)
 

@@ -43,8 +43,9 @@ CODECS: dict[str, Any] = {
     **{
         name: getattr(codecs, name)()
         for name in codecs.__all__
-        if name.endswith("Codec") and name != "Codec"
+        if name.endswith("Codec") and name not in ("Codec", "EncryptedCodec")
     },
+    "EncryptedCodec": codecs.EncryptedCodec({"a": bytes(32)}).for_queue("orders"),
     "dict": codec_for(dict),
     "dataclass": codec_for(Order),
     "list[int]": codec_for(list[int]),
@@ -53,7 +54,7 @@ CODECS: dict[str, Any] = {
 # Arbitrary bytes, and fragments that look like the output of codecs.
 _WORDS = [
     *b'{ } [ ] " : , 1 - e9 null "@class" "java.util.Date" ["java.util.UUID"," \\ud800'.split(),
-    *(b"\x08", b"\x01\x00", b"\xff", b"java.math.BigDecimal\xec"),
+    *(b"\x08", b"\x01\x00", b"\xff", b"java.math.BigDecimal\xec", b"\xf8\x01a" + bytes(28)),
 ]
 payloads = st.one_of(
     st.binary(max_size=200), st.lists(st.sampled_from(_WORDS), max_size=30).map(b"".join)

