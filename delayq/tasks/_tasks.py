@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.settings import HandleOptions
     from delayq.backoff import Backoff
-    from delayq.codecs import Codec
+    from delayq.codecs import Codec, EncryptedCodec
     from delayq.tasks._bindings import AnyClient, Binding
 
     OnError = Mapping[type[BaseException], Backoff | RetryAfter | Snooze | Reject | type[Reject]]
@@ -244,7 +244,7 @@ class Task(BoundTask[P], Generic[P, R_co]):
             from delayq.codecs import codec_for  # noqa: PLC0415 - not needed without results
 
             kind = annotation_of(self.function, "return")
-            self._result = codec_for(Any if kind is EMPTY else kind)
+            self._result = self._tasks.encrypted(codec_for(Any if kind is EMPTY else kind))
         return self._result
 
     def __repr__(self) -> str:
@@ -325,20 +325,29 @@ class Tasks:
         settings: The queue's settings that were given.
         queue_settings: Those that do not apply to a task.
         by_name: The tasks, by their names and aliases.
+        encryption: The codec that was given, which encrypts their calls.
         codec: Encodes and decodes their calls.
     """
 
-    def __init__(self, queue: str, **settings: Unpack[HandleOptions]) -> None:
+    def __init__(
+        self,
+        queue: str,
+        *,
+        codec: EncryptedCodec[Any] | None = None,
+        **settings: Unpack[HandleOptions],
+    ) -> None:
         """Create tasks. This needs no client.
 
         Args:
             queue: The queue's name.
-            **settings: As for :meth:`delayq.Client.reliable_queue`, except for the codec. Both
-                producers and workers use them. ``max_attempts`` and ``backoff`` apply to the tasks
+            codec: Encrypts the calls, which are JSON, and their results. Both producers and workers
+                need it.
+            **settings: As for :meth:`delayq.Client.reliable_queue`. Both producers and workers use
+                them. ``max_attempts`` and ``backoff`` apply to the tasks
                 that have none of their own.
 
         Raises:
-            BadName, BadInput: The name or a setting is invalid.
+            BadName, BadInput: The name, the codec or a setting is invalid.
         """
         if not isinstance(queue, str) or not queue:
             raise BadName(f"a queue's name must be a non-empty str, not {describe_value(queue)}")
@@ -347,6 +356,8 @@ class Tasks:
 
             reliable.check_names("Tasks", settings, reliable.HandleOptions)
             reliable.HandleSettings(**settings).check()
+        if codec is not None:
+            _check_encryption(codec)
         self.name: str = queue
         self.settings: HandleOptions = settings
         # Each task has its own retries, and other handles must not inherit them.
@@ -356,7 +367,8 @@ class Tasks:
             if name not in ("max_attempts", "backoff")
         }
         self.by_name: dict[str, Task[Any, Any]] = {}
-        self.codec: TaskCodec = TaskCodec(self.by_name)
+        self.encryption: EncryptedCodec[Any] | None = codec
+        self.codec: Codec[Call] = self.encrypted(TaskCodec(self.by_name))
         self._bindings: list[tuple[object, Binding]] = []
 
     @overload
@@ -578,6 +590,14 @@ class Tasks:
         names = sorted({task.name for task in self.by_name.values()})
         return f"<Tasks of queue {self.name!r}: {', '.join(names) or 'none'}>"
 
+    def encrypted(self, codec: Codec[Any]) -> Codec[Any]:
+        """Return a codec for messages of the queue that encrypts what ``codec`` writes, if there is
+        an encryption.
+        """
+        if self.encryption is None:
+            return codec
+        return self.encryption.around(codec).for_queue(self.name)
+
     def binding(self, *, sync: bool = False) -> Binding:
         """Return the binding that is used; for code that is not async if ``sync``.
 
@@ -590,6 +610,16 @@ class Tasks:
         raise ConfigurationError(
             f"the tasks of queue {self.name!r} are not bound to a client: open one with"
             f" delayq{'.sync' * sync}.connect(tasks=[...]), or call bind(client)"
+        )
+
+
+def _check_encryption(codec: object) -> None:
+    from delayq.codecs import EncryptedCodec  # noqa: PLC0415 - most tasks have none
+
+    if not isinstance(codec, EncryptedCodec) or type(codec.inner) is not JsonCodec:
+        raise BadInput(
+            "tasks take no codec but EncryptedCodec(keys), without an inner one, not"
+            f" {describe_value(codec)}: their calls are JSON"
         )
 
 

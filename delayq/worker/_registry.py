@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from delayq.client import Client
+    from delayq.codecs import Codec
     from delayq.tasks import Task, Tasks
     from delayq.worker._handling import Middleware
     from delayq.worker._injection import Dependency
@@ -88,11 +89,16 @@ class IncludedTasks:
                         f"tasks of queue {self.queue!r} have different settings for {name}:"
                         f" {settings[name]!r} and {value!r}"
                     )
+        if any(group.encryption is not self.groups[0].encryption for group in self.groups):
+            raise ConfigurationError(
+                f"tasks of queue {self.queue!r} have different codecs: give all of them the same"
+                " object"
+            )
         return settings
 
-    def codec(self) -> TaskCodec:
+    def codec(self) -> Codec[Any]:
         """Return the codec of the calls."""
-        return TaskCodec(self.by_name())
+        return self.groups[0].encrypted(TaskCodec(self.by_name()))
 
     def unreadable(self) -> Listener:
         """Return the listener for messages that cannot be read, whose handler is never called."""
