@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.security import DashboardRole
     from delayq.client import Client
+    from delayq.codecs.encrypted import Keys
 
     Messages = MutableMapping[str, Any]
     ASGIApp = Callable[
@@ -38,6 +39,7 @@ def dashboard(
     | None = None,
     queues: Iterable[str] | None = None,
     title: str = "delayq",
+    keys: Keys | None = None,
 ) -> ASGIApp:
     """Make a web application that shows the queues of a server: ``app.mount("/queues",
     delayq.dashboard(client))``.
@@ -61,11 +63,13 @@ def dashboard(
             ``"delayed:orders"``. Without them,
             all queues that are found are shown.
         title: The text at the top of each page.
+        keys: The keys of :class:`~delayq.codecs.EncryptedCodec`: everyone who may read sees what
+            they decrypt. Without them, encrypted payloads are shown as such.
 
     Raises:
-        ConfigurationError: The extra is missing, a token is too short, both tokens are the same, or
+        ConfigurationError: An extra is missing, a token is too short, both tokens are the same, or
             there are tokens besides ``authenticate``.
-        BadInput, BadName: ``queues`` cannot be read.
+        BadInput, BadName: ``queues`` or ``keys`` cannot be read.
     """
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise ConfigurationError(f"{missing[0]} is missing: pip install 'delayq[dashboard]'")
@@ -78,4 +82,5 @@ def dashboard(
         authenticate=authenticate,
         queues=queues,
         title=title,
+        keys=keys,
     )

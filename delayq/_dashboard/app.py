@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Page
     from delayq._dashboard.security import Authenticate
     from delayq.client import Client
+    from delayq.codecs.encrypted import Keys
 
     Handler = Callable[[Board, Request], Awaitable[Response]]
 
@@ -40,10 +41,11 @@ def make(
     authenticate: Authenticate | None,
     queues: Iterable[str] | None,
     title: str,
+    keys: Keys | None,
 ) -> ASGIApp:
     """Make the application. See :func:`delayq.dashboard`."""
     guard = Guard(token, read_token, authenticate)
-    board = Board(client, guard, PAGES, queues=queues, title=title)
+    board = Board(client, guard, PAGES, queues=queues, title=title, keys=keys)
 
     def route(
         path: str, handler: Handler, method: str | None = None, *, public: bool = False

@@ -23,6 +23,7 @@ from delayq._dashboard.security import Guard, is_loopback, same_origin
 from delayq._dashboard.sources import ReliableSource
 from delayq._dashboard.undo import Undos
 from delayq.admin.catalog import KINDS
+from delayq.admin.payloads import PayloadCipher
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq.admin.catalog import QueueKind
     from delayq.client import Client
+    from delayq.codecs.encrypted import Keys
 
     Load = Callable[["Board", Request], Awaitable[Mapping[str, Any]]]
     # Gets the queue that the form names, of a kind that the action supports.
@@ -120,6 +122,7 @@ class Board:
         *,
         queues: Iterable[str] | None,
         title: str,
+        keys: Keys | None,
     ) -> None:
         self.client = client
         self.guard = guard
@@ -127,6 +130,7 @@ class Board:
         self.undos = Undos()
         self.live = Live()
         self._pages = {page.template.removesuffix(".html"): page for page in pages}
+        self.cipher = PayloadCipher(keys)
         self._templates = environment()
         self._templates.globals |= {"title": title, "site": pages}
         self._warned = False
@@ -249,6 +253,7 @@ class Board:
         """Return the values of all templates, including live parts."""
         return {
             "guard": self.guard,
+            "cipher": self.cipher,
             "operator": may_act,
             "here": page.name if page else None,
             "exposed": self._is_exposed(request),

@@ -18,6 +18,8 @@ from delayq._dashboard.rows import MessageRef
 from delayq._durations import MICROSECOND, moment_us
 from delayq._reliable.limits import write_limit
 from delayq.admin.wording import describe_group_state, describe_limit
+from delayq.codecs.encrypted import key_id_of
+from delayq.errors import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.sources import AnySource
     from delayq._reliable.groups import Group
     from delayq._reliable.limits import Limit
+    from delayq.admin.payloads import PayloadCipher
 
 # Maximum number of characters of a payload on a page, and in a row of a list.
 MAX_SHOWN = 100_000
@@ -41,10 +44,24 @@ _SCORE = re.compile(r"-?([0-9]{1,400}(\.[0-9]{1,400})?(e[+-]?[0-9]{1,4})?|inf)")
 _REF = re.compile("([0-9]{0,4})/([^/]*)/(.+)", re.DOTALL)
 
 
-def pretty(payload: bytes | None) -> tuple[str, str]:
-    """Return a payload as text, and its kind: indented JSON, text, or a dump of other bytes."""
+def decrypt(
+    payload: bytes | None, cipher: PayloadCipher, source: AnySource
+) -> bytes | DecodeError | None:
+    """Return a payload of a queue without its encryption; the error if it cannot be decrypted."""
+    try:
+        return None if payload is None else cipher.decrypt(payload, source.name)
+    except DecodeError as error:
+        return error
+
+
+def pretty(payload: bytes | DecodeError | None) -> tuple[str, str]:
+    """Return a payload as text, and its kind: indented JSON, text, or a dump of other bytes; of one
+    that cannot be decrypted, why.
+    """
     if payload is None:
         return "", "no longer available"
+    if isinstance(payload, DecodeError):
+        return f"{payload.fault[0].upper()}{payload.fault[1:]}.", "encrypted"
     is_whole = len(payload) <= _MAX_PARSED
     try:
         # A part may end within a character.
@@ -62,10 +79,12 @@ def pretty(payload: bytes | None) -> tuple[str, str]:
     return _cut(text), "text"
 
 
-def preview(payload: bytes | None) -> str:
+def preview(payload: bytes | DecodeError | None) -> str:
     """Return the beginning of a payload on one line."""
     if payload is None:
         return "no longer available"
+    if isinstance(payload, DecodeError):
+        return f"encrypted with key {key_id_of(payload.payload)}"
     text = payload[: 4 * _PREVIEW].decode(errors="replace")
     line = " ".join(text.split())
     line = "".join(character if character.isprintable() else "·" for character in line)
@@ -222,7 +241,18 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     of_moments = (us, moment, iso, span, relative)
-    of_values = (pretty, preview, limit, write_limit, group_state, size, name_of, pack_ref, points)
+    of_values = (
+        decrypt,
+        pretty,
+        preview,
+        limit,
+        write_limit,
+        group_state,
+        size,
+        name_of,
+        pack_ref,
+        points,
+    )
     of_queues = (late_us, undeliverable, states)
     filters = {function.__name__: function for function in (*of_moments, *of_values, *of_queues)}
     templates.filters.update(filters, number="{:,}".format)

@@ -21,7 +21,7 @@ class SearchFields:
     """The parts of a message that a search looks at.
 
     Attributes:
-        payloads: Its payload, in each form in which it may be written.
+        payloads: Its payload, in each form in which it may be written; empty if it is encrypted.
         id: Its id; empty if it has none.
         error: Its last error.
         group: Its group; empty if it has none.
@@ -63,8 +63,11 @@ class SearchQuery:
         """Whether only a message of a reliable queue can match."""
         return bool(self.error or self.group or self.headers)
 
-    def matches(self, fields: SearchFields) -> bool:
-        return (
+    def matches(self, fields: SearchFields) -> bool | None:
+        """Return whether a message matches; None if only its payload, which is encrypted, could
+        tell.
+        """
+        if not (
             self.id.lower() in fields.id.lower()
             and self.error.lower() in fields.error.lower()
             and self.group.lower() in fields.group.lower()
@@ -72,7 +75,12 @@ class SearchQuery:
                 name in fields.headers and text.lower() in fields.headers[name].lower()
                 for name, text in self.headers.items()
             )
-            and any(self.payload.lower() in text.lower() for text in fields.payloads)
+        ):
+            return False
+        if self.payload and not fields.payloads:
+            return None
+        return not self.payload or any(
+            self.payload.lower() in text.lower() for text in fields.payloads
         )
 
 
@@ -96,14 +104,19 @@ class Search(Generic[M]):
     Attributes:
         total: The number of messages in all sources, with those that have expired.
         searched: How many of them were examined.
+        encrypted: How many of these may match, but could not be read.
     """
 
     def __init__(
-        self, sources: Sequence[SearchPages[M]], matches: Callable[[M], bool], offset: int = 0
+        self,
+        sources: Sequence[SearchPages[M]],
+        matches: Callable[[M], bool | None],
+        offset: int = 0,
     ) -> None:
         """Args:
         sources: The messages, in the order in which to examine them.
-        matches: Returns whether a message matches. Called in a thread: payloads may be large.
+        matches: Returns whether a message matches; None if that cannot be told. Called in a thread:
+            payloads may be large.
         offset: The number of messages to skip.
         """
         self._sources = sources
@@ -111,6 +124,7 @@ class Search(Generic[M]):
         self._offset = offset
         self.total: int = sum(source.count for source in sources)
         self.searched: int = 0
+        self.encrypted: int = 0
         # Messages that were counted, and gone when they were to be read.
         self._missing = 0
 
@@ -162,6 +176,9 @@ class Search(Generic[M]):
 
     def _matches_in(self, page: Sequence[M | None]) -> list[M | None]:
         """Return the messages of a page that match, with None in the place of all others."""
-        return [
-            message if message is not None and self._matches(message) else None for message in page
-        ]
+        matching: list[M | None] = []
+        for message in page:
+            is_match = message is not None and self._matches(message)
+            self.encrypted += is_match is None
+            matching.append(message if is_match else None)
+        return matching

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import delayq
-from delayq.cli.options import AsJson, Queues, RequiredUrl
+from delayq.admin.payloads import KEYS_VARIABLE
+from delayq.cli.options import AsJson, Queues, RequiredUrl, payload_cipher
 from delayq.cli.output import CommandFailed, report, tell
 from delayq.cli.running import public_part, server_of
 
@@ -55,8 +57,9 @@ def dashboard(
 ) -> None:
     """Serve a web dashboard of the server's queues. Needs the extra `dashboard`.
 
-    Shows all queues, or those that you name. Without a read token, anyone who can reach the port
-    can read it. On a loopback address, it answers only requests for localhost.
+    Shows all queues, or those that you name; encrypted payloads only if $DELAYQ_KEYS has their
+    keys. Without a read token, anyone who can reach the port can read it. On a loopback address, it
+    answers only requests for localhost.
 
     Example: `delayq dashboard --url redis://127.0.0.1:6379/0`
     """
@@ -64,7 +67,14 @@ def dashboard(
     if find_spec("uvicorn") is None:
         raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
     names = [f"{queue.kind}:{queue.name}" for queue in queues or ()]
-    options = {"token": token, "read_token": read_token, "queues": names or None, "title": title}
+    payload_cipher()  # a key that is wrong is told before anything is served
+    options = {
+        "token": token,
+        "read_token": read_token,
+        "queues": names or None,
+        "title": title,
+        "keys": os.environ.get(KEYS_VARIABLE) or None,
+    }
     asyncio.run(_serve(address, host, port, options, proxy or [], as_json=as_json))
 
 

@@ -17,11 +17,11 @@ from delayq.cli.options import (
     CodecName,
     MaxRows,
     Offset,
+    QueueCodec,
     ReliableOnly,
     Target,
     Url,
     Yes,
-    codec_of,
     duration,
 )
 from delayq.cli.output import (
@@ -145,7 +145,7 @@ def list_dead(
 
     Example: `delayq dead list mails --group-by error`
     """
-    decoder = codec_of(codec)
+    decoder = QueueCodec(codec, queue)
     choice = _Choice.of(error, reason, older_than)
     if group_by is not None:
         _show_groups(queue, group_by, choice, url, limit, offset, as_json=as_json)

@@ -20,6 +20,7 @@ from delayq._reliable.following import read_report
 from delayq._reliable.replies import State
 from delayq.admin.delayed import DelayedInspector, RecordState
 from delayq.admin.migrate import form_of
+from delayq.admin.payloads import KEYS_VARIABLE
 from delayq.admin.reliable import ReliableInspector
 from delayq.admin.search import Search, SearchFields, SearchPages, SearchQuery
 from delayq.cli.options import (
@@ -30,9 +31,9 @@ from delayq.cli.options import (
     MaxRows,
     Offset,
     Queue,
+    QueueCodec,
     Target,
     Url,
-    codec_of,
     headers_of,
 )
 from delayq.cli.output import (
@@ -279,7 +280,7 @@ def peek(
 
     Example: `delayq peek mails`
     """
-    decoder = codec_of(codec)
+    decoder = QueueCodec(codec, queue)
 
     async def read(client: Client) -> list[MessageView]:
         await queue.check_existence(client)
@@ -306,7 +307,7 @@ def list_messages(
 
     Example: `delayq list mails --state ready`
     """
-    decoder = codec_of(codec)
+    decoder = QueueCodec(codec, queue)
 
     async def read(client: Client) -> tuple[list[MessageView], str]:
         await queue.check_existence(client)
@@ -333,7 +334,7 @@ def get(
 
     Example: `delayq get mails welcome-3`
     """
-    decoder = codec_of(codec)
+    decoder = QueueCodec(codec, queue)
 
     async def read(client: Client) -> MessageView | None:
         if queue.is_reliable:
@@ -385,6 +386,8 @@ SearchState = Literal["ready", "delayed", "leased", "dead", "all"]
 def _fields(view: MessageView) -> SearchFields:
     value = view.facts["value"]
     texts = [view.text, value] if isinstance(value, str) else [view.text]
+    if "encrypted" in view.facts:
+        texts = []
     return SearchFields(
         texts,
         view.facts["id"] or "",
@@ -476,7 +479,7 @@ def search(
         if query.needs_reliable or state == "dead":
             raise CommandFailed("--header, --error, --group and --state dead need a reliable queue")
         states = states[:-1]
-    decoder = codec_of(codec)
+    decoder = QueueCodec(codec, queue)
     searched_states = states if state == "all" else (state,)
 
     async def read(client: Client) -> tuple[Search[MessageView], list[MessageView]]:
@@ -491,13 +494,18 @@ def search(
         show_list(matches, now, as_json=as_json, mixed=True)
     if as_json:
         figures = {"searched": work.searched, "total": work.total, "found": len(matches)}
-        print_json({**figures, "next_offset": next_offset})
+        print_json({**figures, "encrypted": work.encrypted, "next_offset": next_offset})
     else:
         hint = "" if next_offset is None else f"; continue with --offset {next_offset}"
         say(
             f"{len(matches):,} found; {work.searched:,} of {work.total:,} messages were searched"
             f"{hint}"
         )
+        if work.encrypted:
+            say(
+                f"{work.encrypted:,} of them cannot be searched, because they are encrypted: set"
+                f" ${KEYS_VARIABLE} to their keys"
+            )
     raise typer.Exit(0 if matches else 1)
 
 
@@ -530,7 +538,7 @@ def inspect(
 
     Example: `delayq inspect orders`
     """
-    decoder = codec_of(codec)
+    decoder = QueueCodec(codec, queue)
 
     def read(client: Client) -> Awaitable[list[Record]]:
         return DelayedInspector.of(client, queue.name).records(state, offset=offset, limit=limit)

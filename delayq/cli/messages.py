@@ -16,6 +16,7 @@ from delayq.cli.options import (
     Delay,
     Id,
     Queue,
+    QueueCodec,
     RequiredUrl,
     Target,
     Url,
@@ -103,6 +104,9 @@ def offer(
         OnDuplicate | None, typer.Option(help="What to do if the id is taken: raise, by default.")
     ] = None,
     codec: CodecName = "json",
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt it with the first key in $DELAYQ_KEYS.")
+    ] = False,
     url: RequiredUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +116,8 @@ def offer(
 
     Example: `delayq offer mails '{"to": "ada@example.org"}' --delay 30m`
     """
-    payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
+    encoder = QueueCodec(codec, queue) if encrypt else codec_of(codec)
+    payload = encoder.encode(value_of(value, as_text=text, codec=codec))
     wait, moment = duration(delay), instant(at)
     headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
     timeout_s, window_s = duration(timeout, "--timeout"), duration(unique_for, "--unique-for")
@@ -184,7 +189,7 @@ def result(
 
     Example: `delayq result reports report-7 --timeout 1m`
     """
-    seconds, decoder = duration(timeout, "--timeout") or 0.0, codec_of(codec)
+    seconds, decoder = duration(timeout, "--timeout") or 0.0, QueueCodec(codec, queue)
 
     async def read(client: Client) -> bytes | None:
         jobs = await queue.existing(client, "have results")
@@ -286,7 +291,7 @@ def take(
     Example: `delayq take mails --wait 1m`
     """
     seconds = duration(wait, "--wait") or 0.0
-    decoder = codec_of(codec)
+    decoder = QueueCodec(codec, queue)
 
     async def act(client: Client) -> bool:
         if not queue.is_reliable:
@@ -348,4 +353,5 @@ def _print_taken(queue: Target, facts: dict[str, Any], *, as_json: bool) -> None
     if as_json:
         print_json({"queue": queue.name, **facts})
     else:
-        write(text_of(facts))
+        # It is gone from the queue, so that all of it is shown, even if it is encrypted.
+        write(text_of({name: fact for name, fact in facts.items() if name != "encrypted"}))

@@ -16,13 +16,14 @@ import typer
 from delayq import codecs
 from delayq.admin.catalog import KINDS, FoundQueue
 from delayq.admin.delayed import DelayedInspector
+from delayq.admin.payloads import KEYS_VARIABLE, PayloadCipher
 from delayq.admin.reliable import ReliableInspector
 from delayq.admin.wording import describe_limit, read_duration, read_limit
 from delayq.cli._typer import delayed_names, queue_names, reliable_names
 from delayq.cli.output import CommandFailed, NoQueue, span
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
-from delayq.errors import BadInput
+from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +127,14 @@ CODECS = {
 
 CodecName = Annotated[
     str,
-    typer.Option("--codec", metavar="NAME", help=f"How values are encoded: {', '.join(CODECS)}."),
+    typer.Option(
+        "--codec",
+        metavar="NAME",
+        help=(
+            f"How values are encoded: {', '.join(CODECS)}. Encrypted ones are shown if their keys"
+            f" are in ${KEYS_VARIABLE}."
+        ),
+    ),
 ]
 
 _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
@@ -262,6 +270,35 @@ def codec_of(name: str) -> Codec[Any]:
         raise CommandFailed(f"--codec must be one of {', '.join(CODECS)}, not {name!r}")
     codec: Codec[Any] = getattr(codecs, CODECS[name])()
     return codec
+
+
+def payload_cipher() -> PayloadCipher:
+    """Return a cipher with the keys in the environment. Raises CommandFailed."""
+    try:
+        return PayloadCipher(os.environ.get(KEYS_VARIABLE) or None)
+    except (BadInput, ConfigurationError) as error:
+        raise CommandFailed(f"${KEYS_VARIABLE}: {error}") from error
+
+
+class QueueCodec:
+    """Reads the payloads of a queue, also encrypted ones if the environment has their keys, and
+    writes encrypted ones.
+    """
+
+    def __init__(self, name: str, queue: Target) -> None:
+        """``name`` is that of the codec. Raises CommandFailed."""
+        self._codec = codec_of(name)
+        self._queue = queue.name
+        self._cipher = payload_cipher()
+
+    def encode(self, value: Any, /) -> bytes:
+        """Encode and encrypt a value."""
+        if not self._cipher.has_keys:
+            raise CommandFailed(f"--encrypt needs keys: set ${KEYS_VARIABLE} to ID=BASE64")
+        return self._cipher.encrypt(self._codec.encode(value), self._queue)
+
+    def decode(self, payload: bytes, /) -> Any:
+        return self._codec.decode(self._cipher.decrypt(payload, self._queue))
 
 
 def duration(text: str | None, option: str = "--delay") -> float | None:

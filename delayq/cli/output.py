@@ -23,6 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
+from delayq.codecs.encrypted import key_id_of
+from delayq.errors import DecodeError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -260,12 +263,17 @@ def _as_json(value: Any) -> Any:
 
 
 def payload_json(codec: Codec[Any], payload: bytes) -> dict[str, Any]:
-    """Return the ``value`` of a payload; also ``hex`` and ``error`` if it cannot be decoded."""
+    """Return the ``value`` of a payload; also ``hex`` and ``error`` if it cannot be decoded, and
+    ``encrypted``, the id of the key, if that is because it is encrypted.
+    """
     try:
         value = codec.decode(payload)
         return {"value": json.loads(json.dumps(value, default=_as_json))}
     except Exception as error:  # noqa: BLE001 - a codec may raise anything
-        return {"value": None, "hex": payload.hex(), "error": str(error)}
+        fields: dict[str, Any] = {"value": None, "hex": payload.hex(), "error": str(error)}
+        if isinstance(error, DecodeError) and error.codec == "EncryptedCodec":
+            fields["encrypted"] = key_id_of(payload)
+        return fields
 
 
 def payload_text(codec: Codec[Any], payload: bytes) -> str:
@@ -275,6 +283,8 @@ def payload_text(codec: Codec[Any], payload: bytes) -> str:
 
 def text_of(fields: dict[str, Any]) -> str:
     """Format the fields of :func:`payload_json` for people, on one line."""
+    if "encrypted" in fields:
+        return f"encrypted with key {fields['encrypted']}"
     if "error" in fields:
         return f"0x{fields['hex']}"
     return json.dumps(fields["value"], ensure_ascii=False)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _EMPTY = {
     "payload": "",
     "format": "JSON",
+    "encrypt": "1",
     "delay": "0",
     "unit": "seconds",
     "at_time": "",
@@ -65,6 +66,8 @@ def _values(
 async def enqueue(board: Board, source: AnySource, form: Form) -> Response:
     offer, wrong = _read(form)
     if not wrong:
+        if board.cipher.has_keys and form.get("encrypt"):
+            offer["payload"] = board.cipher.encrypt(offer["payload"], source.name)
         try:
             return await _store(source, offer)
         except DuplicateMessage:

@@ -15,7 +15,7 @@ from delayq._dashboard.forms import whole_number
 from delayq._dashboard.rendering import link, name_of
 from delayq._dashboard.sources import ReliableSource
 from delayq.admin.search import Search, SearchFields, SearchQuery
-from delayq.errors import ServerRefused
+from delayq.errors import DecodeError, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.rows import Row
     from delayq._dashboard.sources import AnySource
     from delayq.admin.catalog import QueueKind
+    from delayq.admin.payloads import PayloadCipher
 
 STATES = ("ready", "delayed", "leased", "dead", "unreadable")
 _PER_PAGE = 25
@@ -44,6 +45,7 @@ class _Progress:
     deadline: float = 0.0
     matches: list[tuple[AnySource, Row]] = field(default_factory=list)
     searched: int = 0
+    encrypted: int = 0
     troubles: list[str] = field(default_factory=list)
     # Where to go on: a queue, and how many of its messages to skip.
     next: tuple[QueueKind, str, int] | None = None
@@ -71,7 +73,9 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         states = (state,) if state else STATES
         if source is not None:
             work.deadline = time.monotonic() + _SECONDS
-            await _search_queue(source, query, states, whole_number(params.get("offset")), work)
+            await _search_queue(
+                board.cipher, source, query, states, whole_number(params.get("offset")), work
+            )
         else:
             after = params.get("from", ""), params.get("from_kind", "")
             await _search_all(board, query, states, after, whole_number(params.get("offset")), work)
@@ -120,7 +124,7 @@ async def _search_all(
         source = board.queues.of(kind, name, partitions)
         skip = offset if (name, kind) == start else 0
         try:
-            await _search_queue(source, query, states, skip, work)
+            await _search_queue(board.cipher, source, query, states, skip, work)
         except ServerRefused as error:
             # A queue whose keys hold something else must not hide the others.
             if len(work.troubles) < _MAX_TROUBLES:
@@ -130,7 +134,12 @@ async def _search_all(
 
 
 async def _search_queue(
-    source: AnySource, query: SearchQuery, states: Sequence[str], offset: int, work: _Progress
+    cipher: PayloadCipher,
+    source: AnySource,
+    query: SearchQuery,
+    states: Sequence[str],
+    offset: int,
+    work: _Progress,
 ) -> None:
     """Search one queue, from an offset on."""
     if source.kind == "delayed" and query.needs_reliable:
@@ -140,12 +149,15 @@ async def _search_queue(
         # A whole id is found at once, however long the queue is.
         exact_id = query.id
         rows = await source.find_by_id(exact_id) if not offset else []
-        matching = [row for row in rows if row.state in states and query.matches(_fields(row))]
-        work.matches += [(source, row) for row in matching]
+        for row in rows:
+            is_match = row.state in states and query.matches(_fields(row, source, cipher))
+            work.encrypted += is_match is None
+            if is_match:
+                work.matches.append((source, row))
 
-    def matches(row: Row) -> bool:
-        fields = _fields(row)
-        return query.matches(fields) and not (exact_id and fields.id == exact_id)
+    def matches(row: Row) -> bool | None:
+        fields = _fields(row, source, cipher)
+        return not (exact_id and fields.id == exact_id) and query.matches(fields)
 
     search = Search(await source.search_pages(states), matches, offset)
     rows = await search.run(
@@ -155,13 +167,18 @@ async def _search_queue(
     )
     work.matches += [(source, row) for row in rows]
     work.searched += search.searched
+    work.encrypted += search.encrypted
     if (next_offset := search.next_offset) is not None:
         work.next = source.kind, source.name, next_offset
 
 
-def _fields(row: Row) -> SearchFields:
+def _fields(row: Row, source: AnySource, cipher: PayloadCipher) -> SearchFields:
     name = "" if row.ref is None else name_of(row.ref)
-    return SearchFields(_texts(row.payload or b""), name, row.error_line, row.group, row.headers)
+    try:
+        texts = _texts(cipher.decrypt(row.payload or b"", source.name))
+    except DecodeError:
+        texts = []
+    return SearchFields(texts, name, row.error_line, row.group, row.headers)
 
 
 def _texts(payload: bytes) -> list[str]:
