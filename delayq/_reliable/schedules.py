@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, timedelta
 from functools import partial
@@ -15,12 +16,13 @@ from delayq._logging import about
 from delayq._reliable.ids import OCCURRENCE_DIGITS, home_of
 from delayq._reliable.offer import Offer
 from delayq._reliable.timing import UnreadableSchedule, parse_record, timing_of
-from delayq.errors import BadInput
+from delayq.errors import BadInput, DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime, tzinfo
 
+    from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.consumer import Consumer
     from delayq._reliable.message import Message
     from delayq._reliable.offers import OfferEncoder
@@ -162,12 +164,33 @@ class Recurring(Generic[T]):
         # An expression that never matches is refused before anything is written.
         timing.moments(0)
         queue = await self._consumer.declare()
-        return await queue.settings.write(
-            partial(home_of, name),
-            lambda index, count: queue.opened_partitions[index].recurrence.schedule(
-                count, name, timing, version, message
-            ),
+
+        async def store(index: int, count: int) -> datetime:
+            partition = queue.opened_partitions[index]
+            definition = await self._as_stored(partition.store, name, message)
+            return await partition.recurrence.schedule(count, name, timing, version, definition)
+
+        return await queue.settings.write(partial(home_of, name), store)
+
+    async def _as_stored(
+        self, store: ReliableStore, name: str, message: OptionsMessage
+    ) -> OptionsMessage:
+        """Return a message with the bytes that the schedule has, if only its encryption differs:
+        other bytes would be another definition.
+        """
+        fingerprint: Callable[[bytes], bytes] | None = getattr(
+            self._consumer.codec, "fingerprint", None
         )
+        record = None if fingerprint is None else await store.schedule_record(name)
+        if fingerprint is None or record is None:
+            return message
+        _, _, stored = record.partition(b"\n")
+        head, _, payload = message.content.partition(b"\n")
+        stored_head, _, stored_payload = stored.partition(b"\n")
+        with suppress(DecodeError):
+            if head == stored_head and fingerprint(payload) == fingerprint(stored_payload):
+                return message._replace(content=stored)
+        return message
 
     async def unschedule(self, name: str) -> bool:
         """Delete a schedule, and drop its waiting message.

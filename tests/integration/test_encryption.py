@@ -107,6 +107,20 @@ async def test_a_payload_in_another_queue_is_a_dead_letter_there(client: Client,
     )
 
 
+async def test_a_schedule_that_is_declared_again_is_the_same(client: Client, raw: Any) -> None:
+    cards = client.reliable_queue("cards", codec=EncryptedCodec(KEYS))
+
+    async def declare(**options: Any) -> bytes:
+        await cards.schedule("nightly", every=60, **options)
+        record: bytes = await raw.hget("delayq:{cards}:schedules", "nightly")
+        return record.partition(b"\n")[2]
+
+    first = await declare(value=VALUE, headers={"tenant": "7"})
+    assert await declare(value=VALUE, headers={"tenant": "7"}) == first
+    assert await declare(value=VALUE, headers={"tenant": "8"}) != first
+    assert await declare(value=SECRET, headers={"tenant": "7"}) != first
+
+
 async def test_a_handler_that_saves_its_state_again_does_not_sleep_again(client: Client) -> None:
     cards = client.reliable_queue("cards", codec=EncryptedCodec(KEYS))
     await cards.offer(VALUE)
