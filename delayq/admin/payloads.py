@@ -38,7 +38,8 @@ class PayloadCipher:
         if (id := key_id_of(payload)) is None:  # noqa: A001
             return payload
         if self._codec is None:
-            raise DecodeError("EncryptedCodec", payload, f"it is encrypted with key {id!r}")
+            fault = f"it is encrypted with key {id!r}, and no keys are given"
+            raise DecodeError("EncryptedCodec", payload, fault)
         return self._codec.for_queue(queue).decode(payload)
 
     def encrypt(self, payload: bytes, queue: str) -> bytes:

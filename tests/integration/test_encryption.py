@@ -226,7 +226,9 @@ async def test_the_dashboard_shows_payloads_if_it_has_the_keys(client: Client) -
     one = "message?kind=reliable&name=cards&at=//a"
     async with browse(delayq.dashboard(client)) as reader:
         assert "encrypted with key 2027" in texts(await page(reader, LIST))
-        assert "It is encrypted with key '2027'." in texts(await page(reader, one))
+        assert "It is encrypted with key '2027', and no keys are given." in texts(
+            await page(reader, one)
+        )
         for query in (f"q={SECRET}", f"q={SECRET}&id=a"):
             found = texts(await page(reader, f"search?{query}"))
             assert "The payloads of 1 message are encrypted" in found
