@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0
 """The time limit for a server to start, to end, and to answer a call, seconds."""
-KINDS = ("valkey-9", "redis-8", "redis-7", "redis-6.2")
+KINDS = ("valkey-9", "redis-8", "redis-7", "redis-6.2", "valkey-8")
 """All kinds that the suite knows. The first one found serves the tests that need only one."""
 
-WAIT_FOR_DISK = ("valkey-9", "redis-8")
+WAIT_FOR_DISK = ("valkey-9", "redis-8", "valkey-8")
 """The kinds that know WAITAOF."""
 
 # redis-py looks its own version up for each connection object, which takes it a millisecond.
@@ -100,8 +100,10 @@ def _candidates(name: str) -> tuple[list[Path], str]:
     # Another wheel puts its own redis-server into the environment's bin, so the first one on the
     # PATH may be the wrong one.
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
-    programs = [Path(folder or ".", "redis-server") for folder in dict.fromkeys(folders)]
-    return [path for path in programs if os.access(path, os.X_OK)], "no redis-server 7 on the PATH"
+    program = "valkey-server" if name == "valkey-8" else "redis-server"
+    programs = [Path(folder or ".", program) for folder in dict.fromkeys(folders)]
+    reason = f"no {program} {name.partition('-')[2]} on the PATH"
+    return [path for path in programs if os.access(path, os.X_OK)], reason
 
 
 def _in_wheel(package: str, pattern: str) -> list[Path]:
