@@ -165,12 +165,12 @@ _OPERATE: Any = (
         ("Drop matching", "1 dead letter dropped."),
     ),
     (
-        *("groups", ("#q", "tenant"), ("Find", "tenant")),
-        *(('[aria-label="Limit of tenant"]', "five"), ("Set", "must be how many run at a time")),
-        *(('[aria-label="Limit of tenant"]', "5,100/10m"), ("Set", "Limit set.")),
-        *(("Unset", "group limit applies again"), ("Pause", "Group paused.")),
-        *(("Resume", "Group resumed."), ("#new_group", "another"), ("#limit", "ordered")),
-        ("Set the limit", "Limit set."),
+        *("groups", ("tenant", "New limit")),
+        *(("#limit", "five"), ("Set", "must be how many run at a time")),
+        *(("#limit", "5,100/10m"), ("Set", "Limit set.")),
+        ("Unset", "group limit applies again"),
+        *(("Pause the group", "Group paused."), ("Resume the group", "Group resumed.")),
+        *(("#q", "another"), ("Find", "New limit"), ("#limit", "ordered"), ("Set", "Limit set.")),
     ),
     (
         *("batches", (".stack tbody tr:first-child a", None), ('[name="running"]', None)),

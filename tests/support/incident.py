@@ -62,13 +62,13 @@ def fix_in_the_dashboard(
     browser.click("Queues")
     browser.until(lambda: "no consumers" not in browser.text())
 
-    browser.follow(("exports", "Due times"), ("Groups", "Limit another group"))
+    browser.follow(("exports", "Due times"), ("Groups", "Own limit"))
     look("groups")
     browser.follow(
-        *(('[aria-label="Limit of acme"]', "2"), ("Set", "Limit set.")),
+        *(("acme", "New limit"), ("#limit", "2"), ("Set", "Limit set.")),
         *(("Messages", "Due times"), ("Leased", "acme-0")),
         *((f'[aria-label="Select {message}"]', None) for message in ("acme-0", "acme-1")),
-        *(("Cancel running", "2 messages cancelled."), ("Groups", "Limit another group")),
+        *(("Cancel running", "2 messages cancelled."), ("Groups", "Own limit")),
     )
     browser.reload_until_gone("bob")
 
