@@ -13,6 +13,7 @@ from delayq._dashboard.board import Board
 from delayq._dashboard.forms import redirect
 from delayq._dashboard.pages import PAGES
 from delayq._dashboard.pages.login import log_in, log_out
+from delayq._dashboard.scale import scale
 from delayq._dashboard.security import Guard, SecurityHeaders
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
@@ -68,7 +69,8 @@ def make(
         routes=[
             *(route(page.path, _handler_of(page), public=page.public) for page in PAGES),
             route("/events", Board.live_view),
-            # These check logins and forms themselves.
+            # These check logins, tokens and forms themselves.
+            route("/scale/{queue:path}", scale, public=True),
             route("/act", act, "POST", public=True),
             route("/login", log_in, "POST", public=True),
             route("/logout", log_out, "POST", public=True),

@@ -71,7 +71,10 @@ class DelayedSource(DelayedInspector):
 
     async def histogram(self, now: int) -> list[int]:
         """Return how many messages come due by each of :func:`edges`, and how many later."""
-        return await self.store.due_counts(edges(now))
+        return await self.due_counts(edges(now))
+
+    async def due_counts(self, edges: Sequence[int]) -> list[int]:
+        return await self.store.due_counts(edges)
 
     async def page(self, state: str, offset: int, limit: int) -> Listing:
         return Listing(await self._rows(state, offset, limit))
@@ -186,8 +189,11 @@ class ReliableSource(ReliableInspector):
 
     async def histogram(self, now: int) -> list[int]:
         """Return how many messages come due by each of :func:`edges`, and how many later."""
-        parts = await self.call_each(lambda store: store.due_counts(edges(now)))
-        return [sum(bars) for bars in zip(*parts, strict=True)]
+        return await self.due_counts(edges(now))
+
+    async def due_counts(self, edges: Sequence[int]) -> list[int]:
+        parts = await self.call_each(lambda store: store.due_counts(edges))
+        return [sum(counts) for counts in zip(*parts, strict=True)]
 
     # Lists
 

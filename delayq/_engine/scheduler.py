@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -114,6 +115,21 @@ class OpenQueue(Protocol):
         ...
 
 
+class _Pace:
+    """When the queues are checked.
+
+    Attributes:
+        check_now: Set when some queues are to be checked now.
+        recheck_at: When the next re-check of all queues is due, on the loop's clock.
+        is_checking: Whether a check is under way.
+    """
+
+    def __init__(self) -> None:
+        self.check_now = asyncio.Event()
+        self.recheck_at = math.inf
+        self.is_checking = False
+
+
 Q = TypeVar("Q", bound=OpenQueue)
 T = TypeVar("T")
 
@@ -144,7 +160,7 @@ class Scheduler:
         self._failing = False
         # Queues that were woken because the server refused to check them.
         self._woken: set[OpenQueue] = set()
-        self._check_now = asyncio.Event()
+        self._pace = _Pace()
         self._resync: asyncio.Task[Any] | None = None
         self.subscriber: Subscriber = Subscriber(
             services.nodes,
@@ -159,6 +175,16 @@ class Scheduler:
     def queues(self) -> list[OpenQueue]:
         """The open queues."""
         return list(dict.fromkeys(self._queues.values()))
+
+    @property
+    def overdue(self) -> float:
+        """How long the next re-check has been overdue, in seconds. Other threads may read this.
+
+        It is 0 while a check is under way, however long the server takes to answer.
+        """
+        if self._pace.is_checking:
+            return 0.0
+        return max(0.0, self.services.clock.local() - self._pace.recheck_at)
 
     def open(self, channel: str, make: Callable[[EngineContext], Q]) -> Q:
         """Open the queue whose notifications arrive on ``channel``, unless it is open already."""
@@ -303,27 +329,31 @@ class Scheduler:
         timeout = _SERVER_TIMEOUT if self.services.nodes.spread else None
         now = asyncio.get_running_loop().time
         interval = self.services.resync_interval
-        next_recheck = now() + interval
+        self._pace.recheck_at = now() + interval
         while True:
             try:
-                async with asyncio.timeout_at(next_recheck):
-                    await self._check_now.wait()
+                async with asyncio.timeout_at(self._pace.recheck_at):
+                    await self._pace.check_now.wait()
                 # Confirmations for many queues arrive together, and one check serves them all.
-                self._check_now.clear()
+                self._pace.check_now.clear()
             except TimeoutError:
                 self._unchecked = dict(self._attended)
                 # The interval runs from the start of a re-check, however long that takes.
-                next_recheck = now() + interval
+                self._pace.recheck_at = now() + interval
                 is_recheck = True
                 if self._at_recheck and self._acting.done():
                     self._acting = self.services.background.spawn(self._act(), "reports")
             else:
                 if is_recheck := len(self._unchecked) == len(self._attended):
                     # Clients that have subscribed together do not re-check together from then on.
-                    next_recheck = now() + random.random() * interval
+                    self._pace.recheck_at = now() + random.random() * interval
             queues, self._unchecked = [*self._unchecked], {}
             check = self.services.background.spawn(self._check(queues, is_recheck), "check queues")
-            await asyncio.wait({check}, timeout=timeout)
+            self._pace.is_checking = True
+            try:
+                await asyncio.wait({check}, timeout=timeout)
+            finally:
+                self._pace.is_checking = False
 
     async def _act(self) -> None:
         """Do what queues have to do at a re-check, and spread it if there are many."""
@@ -334,7 +364,7 @@ class Scheduler:
     def _on_subscribed(self, channel: str) -> None:
         if (queue := self._queues.get(channel)) is not None:
             self._unchecked[queue] = None
-            self._check_now.set()
+            self._pace.check_now.set()
 
     async def _check(self, queues: Sequence[OpenQueue], is_recheck: bool) -> None:
         try:
@@ -356,7 +386,7 @@ class Scheduler:
                 )
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._unchecked |= dict.fromkeys(queue for queue in queues if not queue.closed)
-            self._check_now.set()
+            self._pace.check_now.set()
         else:
             self._failing = False
             self._woken.difference_update(queues)

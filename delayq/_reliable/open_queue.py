@@ -413,6 +413,13 @@ class OpenReliableQueue:
             await asyncio.gather(*(partition.store.depth() for partition in self.partitions))
         )
 
+    async def due_counts(self, edges: Sequence[int]) -> list[int]:
+        """Return how many messages come due between each of some moments and the next, and after
+        the last one, in microseconds.
+        """
+        counts = (partition.store.due_counts(edges) for partition in self.partitions)
+        return [sum(parts) for parts in zip(*await asyncio.gather(*counts), strict=True)]
+
     @contextmanager
     def served(self, slots: int, free: Callable[[], int]) -> Iterator[None]:
         """Count, while the block runs, that a worker handles up to ``slots`` messages at a time.

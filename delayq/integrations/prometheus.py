@@ -286,6 +286,19 @@ class Metrics:
                 return
 
 
+def exposition(accept: str = "") -> tuple[bytes, str]:
+    """Return the latest metrics of prometheus_client's own registry, and their content type.
+
+    Any thread may call this. ``HealthServer("0.0.0.0:8080", metrics=exposition)`` serves them with
+    the answers to probes, for a ``Worker(lifespan=lambda worker: Metrics(worker.client))``.
+
+    Args:
+        accept: The ``Accept`` header, which selects Prometheus' own format or OpenMetrics.
+    """
+    encode, content_type = choose_encoder(accept)
+    return encode(REGISTRY), content_type
+
+
 @asynccontextmanager
 async def serve(
     client: Client,

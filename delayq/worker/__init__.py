@@ -4,6 +4,7 @@ See :class:`Worker`.
 """
 
 from delayq.worker._handling import CallNext
+from delayq.worker._health import HealthServer
 from delayq.worker._worker import Worker
 
-__all__ = ["CallNext", "Worker"]
+__all__ = ["CallNext", "HealthServer", "Worker"]

@@ -81,6 +81,26 @@ class Pool:
         return self._plan.free(feed)
 
     @property
+    def is_claiming(self) -> bool:
+        """Whether messages are claimed, once :meth:`start` was called. Other threads may read
+        this.
+        """
+        return not self._is_closing
+
+    @property
+    def ended(self) -> list[str]:
+        """The queues whose messages are no longer claimed, although the pool is not closed. Other
+        threads may read this.
+        """
+        if self._is_closing:
+            return []
+        return [
+            feed.port.name
+            for feed, feeder in zip(self._plan.feeds, [*self._feeders], strict=False)
+            if feeder.done()
+        ]
+
+    @property
     def running(self) -> int:
         """Number of handlers that are running."""
         return self._plan.running

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
 from delayq._reliable.process_report import PROCESS
-from delayq.errors import ConfigurationError, DelayqError, ServerError
+from delayq.errors import (
+    Closed,
+    ConfigurationError,
+    DelayqError,
+    ServerError,
+    ServerUnavailable,
+)
 from delayq.worker._batches import BatchHandling
 from delayq.worker._handling import Handling, TaskHandling
 from delayq.worker._injection import Scope
 from delayq.worker._loop_watch import loop_watched
 from delayq.worker._pool import Pool
+from delayq.worker._scale import scale_of
 from delayq.worker._slots import Feed
 from delayq.worker._threads import Threads
 
@@ -36,6 +43,8 @@ _log = logging.getLogger("delayq.worker")
 _EXPLAIN_AFTER = 1.0
 # How often a server is asked how many keys it has evicted, seconds: one call for all queues.
 _EVICTION_CHECK_INTERVAL = 60.0
+# How long the server has to answer a probe, seconds: it is shorter than the probe itself waits.
+_SERVER_ANSWERS_WITHIN = 1.5
 
 
 class Run:
@@ -68,6 +77,46 @@ class Run:
         self._concurrency = concurrency
         self._shutdown_timeout = shutdown_timeout
         self._instances = instances
+        self._pool: Pool | None = None
+        self._ports: dict[str, WorkerPort] = {}
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether the worker claims messages. Other threads may read this."""
+        return self._pool is not None and self._pool.is_claiming
+
+    def stall(self, limit: float) -> str:
+        """Return which claim loop has not moved for ``limit`` seconds; "" if all have.
+
+        One that waits for handlers, for messages or for a server that is away moves. Other threads
+        may call this.
+        """
+        if self._pool is None or not self._pool.is_claiming:
+            return ""
+        if ended := self._pool.ended:
+            return f"messages of queue {ended[0]!r} are no longer claimed"
+        with suppress(Closed):
+            # A claim that waits for messages is woken by these re-checks, whatever else is lost.
+            overdue = self._client.session.scheduler.overdue
+            if overdue > limit:
+                return f"queues have not been re-checked for {overdue:.0f} s"
+        return ""
+
+    async def check_server(self) -> None:
+        """Raise ServerError unless the server answers soon."""
+        try:
+            async with asyncio.timeout(_SERVER_ANSWERS_WITHIN):
+                await self._client.session.server.open()
+        except TimeoutError:
+            raise ServerUnavailable("the server does not answer") from None
+
+    async def scale(self, queue: str, window: float) -> dict[str, float]:
+        """Return the figures of ``/scale`` for a queue that the worker handles.
+
+        ``window`` is that of ``due_within``, in seconds. Raises ServerError.
+        """
+        now_us = await self._client.session.server.time_us()
+        return await scale_of(self._ports[queue].queue, now_us, window)
 
     async def make_dependencies(self) -> None:
         """Make the dependencies that are made once in a run."""
@@ -91,7 +140,7 @@ class Run:
 
     async def work(self, *, burst: bool, started: Callable[[], object] | None) -> None:
         """Handle messages until the stop, then wait for running handlers, and cancel the others."""
-        pool = self._open_pool(burst=burst)
+        pool = self._pool = self._open_pool(burst=burst)
         self._stack.enter_context(loop_watched())
         PROCESS.slots += self._concurrency
         self._stack.callback(self._release_slots)
@@ -131,6 +180,7 @@ class Run:
         for feed in feeds:
             self._stack.enter_context(feed.port.report_slots(partial(pool.free, feed)))
         ports = [feed.port for feed in feeds]
+        self._ports = {port.name: port for port in ports}
         background = self._client.session.background
         watch = background.spawn(watch_evictions(self._client, ports), "evictions")
         self._stack.callback(watch.cancel)

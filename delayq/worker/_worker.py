@@ -12,6 +12,7 @@ from delayq._functions import name_of, spell_out
 from delayq._reliable.settings import HandleSettings, ListenerOptions, check_names
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
+from delayq.worker._health import RunHealth
 from delayq.worker._listeners import check_count, check_settings
 from delayq.worker._registry import Registry
 from delayq.worker._run import Run
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
     from delayq.tasks import Tasks
     from delayq.worker._handling import CallNext
+    from delayq.worker._health import HealthServer
     from delayq.worker._listeners import OnError
     from delayq.worker._registry import AnyOutbox
 
@@ -310,6 +312,7 @@ class Worker:
         burst: bool = False,
         started: Callable[[], object] | None = None,
         lifespan: Callable[[Worker], AbstractAsyncContextManager[object]] | None = None,
+        health: HealthServer | None = None,
     ) -> None:
         """Handle messages until :meth:`stop`, SIGTERM or SIGINT.
 
@@ -329,10 +332,12 @@ class Worker:
                 that other workers have, or that are paused.
             started: Called when everything is set up and messages are about to arrive.
             lifespan: An additional lifespan for this run, around the worker's own.
+            health: Answers probes and autoscalers from the beginning of the run to its end.
 
         Raises:
             ConfigurationError: There is no listener, the worker is running already, a queue is open
-                here with other settings, or an outbox cannot be read.
+                here with other settings, an outbox cannot be read, or the address of ``health``
+                is taken.
             ServerUnavailable, ServerRefused: The client could not be opened. Once it is open, the
                 worker waits for the server; a burst raises ServerRefused if it goes on refusing.
             Closed: The client was closed in the meantime.
@@ -340,7 +345,7 @@ class Worker:
         _check_lifespan(lifespan)
         stop = self._begin()
         with signals_handled(stop.signalled):
-            await self._run(stop, lifespan, burst=burst, started=started)
+            await self._run(stop, lifespan, burst=burst, started=started, server=health)
 
     def stop(self) -> None:
         """Make :meth:`run` end as it does on a signal.
@@ -420,9 +425,14 @@ class Worker:
         *,
         burst: bool,
         started: Callable[[], object] | None,
+        server: HealthServer | None = None,
     ) -> None:
         try:
             async with stop.cancellable(), AsyncExitStack() as stack:
+                health = None
+                if server is not None:
+                    health = RunHealth(self.queues, stop)
+                    await stack.enter_async_context(server.serving(health))
                 client = self._server if isinstance(self._server, Client) else connect(self._server)
                 if client.is_new:
                     await stack.enter_async_context(client)
@@ -444,6 +454,8 @@ class Worker:
                     shutdown_timeout=self._shutdown_timeout,
                     instances={Client: client, Worker: self},
                 )
+                if health is not None:
+                    health.run = run
                 await run.make_dependencies()
                 await run.start_relays(burst=burst)
                 with stop.working():

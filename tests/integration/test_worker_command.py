@@ -372,6 +372,8 @@ def test_options_have_conditions(
     for line, words in (
         ("--processes 0", "--processes"),
         ("--processes 2 --metrics-port 65535", "2 processes need as many ports, but there are not"),
+        ("--processes 2 --health 127.0.0.1:65535", "2 processes need as many ports"),
+        ("--health 8080", "must be HOST:PORT, such as 0.0.0.0:8080 or [::]:8080, not '8080'"),
         ("--reload --burst", "--reload and --burst cannot be combined"),
         ("--reload", "watchfiles is missing: pip install 'delayq[reload]'"),
         ("--metrics-port 1", "prometheus_client is missing: pip install 'delayq[prometheus]'"),

@@ -20,15 +20,18 @@ import time
 import traceback
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq.cli.output import CommandFailed, clean
 from delayq.client import URL_VARIABLE
+from delayq.worker import HealthServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
 # How long after its deadline a process whose parent is gone is ended by force, seconds.
 _KILL_AFTER = 10.0
@@ -116,6 +119,7 @@ def main() -> int:
     parser.add_argument("--burst", action="store_true")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--metrics", metavar="HOST:PORT")
+    parser.add_argument("--health", metavar="HOST:PORT")
     parser.add_argument("--url", action="store_true")
     options = parser.parse_args()
     # After the import of delayq, so that no module in that directory can shadow its imports.
@@ -125,7 +129,14 @@ def main() -> int:
     try:
         worker = find(options.where, url=options.url)
         asyncio.run(
-            _run(worker, options.lifeline, parent, burst=options.burst, metrics=options.metrics)
+            _run(
+                worker,
+                options.lifeline,
+                parent,
+                burst=options.burst,
+                metrics=options.metrics,
+                health=options.health,
+            )
         )
     except (CommandFailed, delayq.DelayqError) as error:
         if parent.tell(str(error)):
@@ -143,7 +154,13 @@ def main() -> int:
 
 
 async def _run(
-    worker: delayq.Worker, lifeline: int, parent: _Report, *, burst: bool, metrics: str | None
+    worker: delayq.Worker,
+    lifeline: int,
+    parent: _Report,
+    *,
+    burst: bool,
+    metrics: str | None,
+    health: str | None,
 ) -> None:
     loop = asyncio.get_running_loop()
 
@@ -164,8 +181,23 @@ async def _run(
 
     # A thread, because a handler may block the loop; a daemon, because it may wait forever.
     threading.Thread(target=wait_for_the_end, daemon=True, name="lifeline").start()
-    lifespan = None if metrics is None else partial(_metrics, *metrics.rpartition(":")[::2])
-    await worker.run(burst=burst, started=ready, lifespan=lifespan)
+    lifespan: Callable[[delayq.Worker], AbstractAsyncContextManager[object]] | None = None
+    page: Callable[[str], tuple[bytes, str]] | None = None
+    if health is not None and find_spec("prometheus_client") is not None:
+        from delayq.integrations.prometheus import exposition  # noqa: PLC0415 - an extra
+
+        lifespan, page = _collect, exposition
+    if metrics is not None:
+        lifespan = partial(_metrics, *metrics.rpartition(":")[::2])
+    server = None if health is None else HealthServer(health, metrics=page)
+    await worker.run(burst=burst, started=ready, lifespan=lifespan, health=server)
+
+
+def _collect(worker: delayq.Worker) -> AbstractAsyncContextManager[object]:
+    """Collect the metrics that the health server shows."""
+    from delayq.integrations.prometheus import Metrics  # noqa: PLC0415 - an extra
+
+    return Metrics(worker.client)
 
 
 @asynccontextmanager

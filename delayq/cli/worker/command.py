@@ -21,6 +21,7 @@ from delayq.cli.options import AsJson, LogLevel, LogLevels, WorkerUrl
 from delayq.cli.output import CommandFailed, print_json, tell, write
 from delayq.cli.running import SIGNALS, python
 from delayq.client import URL_VARIABLE
+from delayq.worker import HealthServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +52,17 @@ def worker(
     metrics_host: Annotated[
         str, typer.Option(help="The address to serve metrics on.")
     ] = "127.0.0.1",
+    health: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help=(
+                "Answer probes and autoscalers at this address: /livez, /readyz, /scale/QUEUE, and"
+                " /metrics where the extra `prometheus` is installed. Further processes use the"
+                " next ports."
+            ),
+        ),
+    ] = None,
     burst: Annotated[
         bool, typer.Option("--burst", help="Exit when no more messages are due.")
     ] = False,
@@ -91,12 +103,11 @@ def worker(
     if metrics_port is not None:
         if find_spec("prometheus_client") is None:
             raise CommandFailed("prometheus_client is missing: pip install 'delayq[prometheus]'")
-        if metrics_port + processes > _PORTS:
-            raise CommandFailed(
-                f"{processes} processes need as many ports, but there are not enough from"
-                f" {metrics_port} on"
-            )
+        _check_ports(metrics_port, processes)
         metrics = (metrics_host, metrics_port)
+    health_server = None if health is None else HealthServer(health)
+    if health_server is not None:
+        _check_ports(health_server.port, processes)
     watched = tuple(reload_dir or (Path(),)) if reload or reload_dir else ()
     if watched and burst:
         raise CommandFailed("--reload and --burst cannot be combined")
@@ -109,10 +120,19 @@ def worker(
         burst=burst,
         reload=watched,
         metrics=metrics,
+        health=health_server,
         log_level=log_level,
         as_json=as_json,
     )
     raise typer.Exit(anyio.run(Supervisor(plan).run))
+
+
+def _check_ports(first: int, processes: int) -> None:
+    """Raise CommandFailed unless each process has a port."""
+    if first + processes > _PORTS:
+        raise CommandFailed(
+            f"{processes} processes need as many ports, but there are not enough from {first} on"
+        )
 
 
 # A process that lived longer, seconds, did not fail to start: the next one starts soon.
@@ -132,6 +152,7 @@ class Plan:
         burst: Whether to end when nothing is due.
         reload: The directories whose Python files restart the worker when they change.
         metrics: Host and port of the first process's; the others use the next ports.
+        health: The same for the answers to probes.
         log_level: From which level on the processes print what is logged.
         as_json: Whether events are printed for programs.
     """
@@ -142,6 +163,7 @@ class Plan:
     burst: bool = False
     reload: tuple[Path, ...] = ()
     metrics: tuple[str, int] | None = None
+    health: HealthServer | None = None
     log_level: str = "info"
     as_json: bool = False
 
@@ -244,6 +266,8 @@ class Supervisor:
             if self._plan.metrics is not None:
                 host, first = self._plan.metrics
                 command.append(f"--metrics={host}:{first + number - 1}")
+            if self._plan.health is not None:
+                command.append(f"--health={self._plan.health.address_of(number - 1)}")
             process = await asyncio.create_subprocess_exec(
                 *command,
                 "--",

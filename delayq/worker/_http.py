@@ -1,0 +1,101 @@
+"""A small HTTP server in threads of its own, which answers even while the event loop is blocked."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from delayq.worker._answers import Answer, Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger("delayq.worker")
+
+# The most requests at a time, each of which has a thread, and how long one may take, seconds.
+_MOST_REQUESTS = 32
+_REQUEST_WITHIN = 10.0
+
+
+class HttpServer(ThreadingTCPServer):
+    """Answers GET requests until it is stopped."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, answer: Callable[[Question], Answer]) -> None:
+        """Listen on an address. Raises OSError."""
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.answer: Callable[[Question], Answer] = answer
+        # The open connections, and when each was accepted.
+        self._connections: dict[Any, float] = {}
+        super().__init__((host, port), _Handler)
+
+    def start(self) -> None:
+        """Answer in a thread. Raises RuntimeError if it cannot be started."""
+        threading.Thread(target=self.serve_forever, name="delayq health", daemon=True).start()
+
+    def stop(self) -> None:
+        """Accept no more connections. This blocks for up to half a second."""
+        self.shutdown()
+        self.server_close()
+
+    # Called by the base class
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._connections) >= _MOST_REQUESTS:
+            self.shutdown_request(request)
+            return
+        self._connections[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Break connections that send a byte now and then: they would keep probes out."""
+        for connection, accepted_at in [*self._connections.items()]:
+            if time.monotonic() - accepted_at > _REQUEST_WITHIN:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, _request: Any, client_address: Any) -> None:
+        # Those who ask may go away at any moment.
+        _log.debug("a request from %s failed", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_WITHIN
+    server: HttpServer
+    server_version, sys_version = "delayq", ""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        question = Question(unquote(url.path), url.query, self.headers.get("Accept", ""))
+        try:
+            answer = self.server.answer(question)
+        except Exception:  # noqa: BLE001 - whatever fails, a probe gets an answer
+            _log.exception("answering %s failed", question.path)
+            answer = Answer(500, b"this failed; the log of the worker says why\n")
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - by the base class
+        _log.debug(f"%s: {format}", self.client_address[0], *arguments)
