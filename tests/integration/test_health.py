@@ -263,13 +263,19 @@ async def test_connections_that_ask_nothing_do_not_keep_probes_out(
     monkeypatch.setattr("delayq.worker._http._REQUEST_WITHIN", 0.1)
     worker = Worker(client)
     worker.listener("jobs")(Gate())
-    health = Health(worker, metrics=lambda accept: (b"all is well", f"text/plain; for={accept}"))
+    pages = [(b"all is well", "text/plain")]
+    health = Health(worker, metrics=lambda accept: pages.pop())
     async with health.running():
         address = ("127.0.0.1", health.server.port)
         with socket.create_connection(address) as idle:
             idle.sendall(b"GET /livez")
             await until(health.answers)
-        assert (await health.get("/metrics")) == (200, "all is well")
+        assert await health.get("/metrics") == (200, "all is well")
+        # A page that fails, because there is no other, is logged.
+        assert await health.get("/metrics") == (
+            500,
+            "this failed; the log of the worker says why",
+        )
 
 
 @pytest.mark.parametrize(
