@@ -134,4 +134,4 @@ async def act(board: Board, request: Request) -> Response:
     try:
         return await action.run(board, source, form)
     finally:
-        board.live.forget()
+        board.forget(source)

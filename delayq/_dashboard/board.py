@@ -13,10 +13,11 @@ from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from delayq._dashboard.forms import Form, whole_number
-from delayq._dashboard.live import Live
+from delayq._dashboard.counts import Counts
+from delayq._dashboard.forms import Form, redirect, whole_number
+from delayq._dashboard.live import Answers, Live
 from delayq._dashboard.queues import Cached, Queues
 from delayq._dashboard.rendering import environment, link
 from delayq._dashboard.security import Guard, is_loopback, same_origin
@@ -47,8 +48,10 @@ T = TypeVar("T")
 _log = logging.getLogger("delayq")
 
 _LOGIN = "delayq.login"
+# How long the answers of all queues count, in seconds: the time between two live updates.
+_FRESH = 0.9
 # Parts of an address that only say how the visitor got there.
-_TRANSIENT = ("done", "count")
+_TRANSIENT = ("done", "count", "undo")
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class Board:
         self.queues = Queues(self.session, queues)
         self.undos = Undos()
         self.live = Live()
+        self.counts = Counts()
         self._pages = {page.template.removesuffix(".html"): page for page in pages}
         self.cipher = PayloadCipher(keys)
         self._templates = environment()
@@ -169,6 +173,25 @@ class Board:
         """
         answer: T = await self._answers.setdefault(question, Cached(ask)).sparingly(age)
         return answer
+
+    async def ask_all(
+        self, question: str, ask: Callable[[ReliableSource], Coroutine[None, None, T]]
+    ) -> list[tuple[ReliableSource, T | str]]:
+        """Return all reliable queues, each with its answer, or why the server refused it.
+
+        The answers are shared by all callers, and as old as those of :meth:`shared`.
+        """
+
+        async def ask_each() -> list[tuple[ReliableSource, T | str]]:
+            sources = [
+                source
+                for queue in await self.queues.find_all()
+                if isinstance(source := self.queues.of(*queue), ReliableSource)
+            ]
+            answers = await Answers(ask).of(sources, 0)
+            return list(zip(sources, answers, strict=True))
+
+        return await self.shared(question, ask_each, _FRESH)
 
     # Queues
 
@@ -211,12 +234,12 @@ class Board:
         login = self.login(request)
         note, bad = self._note(request)
         undo = request.query_params.get("undo", "")
+        undoable = self.undos.find(undo)
         # The answer to a form has no address that could be requested again.
         is_at_rest = request.method != "POST"
         compiled = self._templates.get_template(template)
-        query = {
-            name: value for name, value in request.query_params.items() if name not in _TRANSIENT
-        }
+        query = _lasting(request) | dict(values.get("settled", {}))
+        refresh = values.get("refresh", page.refresh if page else 0)
         values |= self._common_values(request, page, may_act=login is not None and login.may_act)
         values |= {
             # One token for the form that logs out, and one for the forms that act.
@@ -227,10 +250,10 @@ class Board:
             "admitted": login is not None or not self.guard.private,
             "note": note,
             "note_is_bad": bad,
-            "undo": undo if self.undos.can_undo(undo) else None,
+            "undo": undo,
+            "undo_of": undoable and undoable.queue,
             "is_final": undo == "no",
-            "refresh": page.refresh if page and is_at_rest else 0,
-            "back": link(page.name or "./", **query) if page and not page.public else "",
+            "refresh": refresh if is_at_rest else 0,
             "live": is_at_rest
             and _live_blocks(compiled)
             and link("events", **query | {"page": template[:-5]}),
@@ -256,8 +279,17 @@ class Board:
             "cipher": self.cipher,
             "operator": may_act,
             "here": page.name if page else None,
+            "back": link(page.name or "./", **_lasting(request))
+            if page and not page.public
+            else "",
             "exposed": self._is_exposed(request),
         }
+
+    def forget(self, source: AnySource) -> None:
+        """Read everything again, because a queue was changed."""
+        self.live.forget()
+        self.counts.forget(source.name)
+        self._answers.clear()
 
     async def live_view(self, request: Request) -> Response:
         """Send the live parts of a page until the viewer leaves. Raises HTTPException."""
@@ -315,6 +347,14 @@ class Board:
             key: value for key, value in parameters.items() if key not in _TRANSIENT
         }
 
+    def redirect_back(self, form: Form, source: AnySource, page: str, /, **query: str) -> Response:
+        """Send the browser to the page that the form names, or to a page of the queue."""
+        name, parameters = self.own_address(form.get("back"))
+        if not form.get("back"):
+            return redirect(page, source, **query)
+        lasting = {key: text for key, text in query.items() if key in _TRANSIENT}
+        return RedirectResponse(link(name, **parameters | lasting), 303)
+
     def _note(self, request: Request) -> tuple[str, bool]:
         note = self._notes.get(request.query_params.get("done", ""))
         if note is None:
@@ -329,7 +369,9 @@ class Board:
         login = self.login(request)
         if not self.guard.writable or (login is not None and not login.may_act):
             raise HTTPException(403, "This dashboard is read-only.")
-        return await self.form_of(login, request)
+        form = await self.form_of(login, request)
+        form.add_address()
+        return form
 
     async def form_of(self, login: Login | None, request: Request) -> Form:
         """Return the form of a request, if a page of this login sent it. Raises HTTPException."""
@@ -347,6 +389,19 @@ class Board:
         if not same_origin(request):
             raise HTTPException(403, "This form was not submitted from a page of this dashboard.")
         return await Form.of(request, operator=self.may_act(request))
+
+
+def is_live(request: Request) -> bool:
+    """Return whether a page is read to update it in a browser that has it open."""
+    return request.url.path.endswith("/events")
+
+
+def _lasting(request: Request) -> dict[str, str]:
+    """Return the query of a page's address, without what only says how the visitor got there."""
+    params = request.query_params
+    # The address of a live view has that of its page, and the page's name.
+    transient = {*_TRANSIENT, "page"} if is_live(request) else _TRANSIENT
+    return {name: text for name, text in params.items() if name not in transient}
 
 
 def _live_blocks(template: Template) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayq._dashboard.sources import AT_A_TIME
 from delayq._dashboard.undo import MOST_BYTES, PerhapsUndone, Undo, Undone
+from delayq.admin.catalog import FoundQueue
 from delayq.errors import OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.rows import MessageRef, Row
     from delayq._dashboard.sources import AnySource
+    from delayq._durations import DueTime
 
 MAX_MESSAGES = 10_000
 """The most messages that one action changes."""
@@ -40,25 +43,29 @@ class Changed(NamedTuple):
         refs: The messages that were changed, where they are now, or were.
         undo: A token to undo it; empty if that cannot be.
         is_whole: Whether all steps were carried out. If not, the server failed in between.
+        is_full: Whether it ended early because an undo of more messages would not fit.
     """
 
     refs: list[MessageRef]
     undo: str
     is_whole: bool = True
+    is_full: bool = False
 
 
 async def cancel(
     board: Board, source: AnySource, refs: Sequence[MessageRef], *, running: bool = False
 ) -> Changed:
-    """Remove messages, step by step."""
+    """Remove messages, step by step, as many as an undo can bring back."""
     done: list[MessageRef] = []
     restorable: list[Row] = []
     count = size = 0
-    is_whole = True
+    is_whole, is_full = True, False
     for batch in _steps([*dict.fromkeys(refs)]):
         rows: list[Row] = []
         try:
-            rows = await source.find_live(batch)
+            live_rows = await source.find_live(batch)
+            rows = _fitting(live_rows, MOST_BYTES - size)
+            is_full = len(rows) < len(live_rows)
             removed = await source.cancel([_ref_of(row) for row in rows], running=running)
             removed_rows = [row for row, is_gone in zip(rows, removed, strict=True) if is_gone]
             done += [_ref_of(row) for row in removed_rows]
@@ -69,18 +76,20 @@ async def cancel(
             # Some may be gone as well. An undo brings back those that are.
             removed_rows, is_whole = rows, False
         count += len(removed_rows)
-        if size <= MOST_BYTES:
-            removed_rows = [row for row in removed_rows if row.is_restorable]
-            restorable += removed_rows
-            size += sum(map(_size_of, removed_rows))
-        if size > MOST_BYTES:
-            restorable.clear()
-        if not is_whole:
+        restorable += (row for row in removed_rows if row.is_restorable)
+        size += sum(map(_size_of, removed_rows))
+        if is_full or not is_whole:
             break
     if not restorable:
-        return Changed(done, "", is_whole)
-    undo = Undo(_restorer_of(board, source, restorable), count, size)
-    return Changed(done, board.undos.keep(undo), is_whole)
+        return Changed(done, "", is_whole, is_full)
+    undo = Undo(_restorer_of(board, source, restorable), count, size, _queue_of(source))
+    return Changed(done, board.undos.keep(undo), is_whole, is_full)
+
+
+def _fitting(rows: list[Row], room: int) -> list[Row]:
+    """Return the first rows that fit into ``room`` bytes."""
+    sizes = accumulate(map(_size_of, rows))
+    return [row for row, size in zip(rows, sizes, strict=True) if size <= room]
 
 
 def _restorer_of(
@@ -120,15 +129,15 @@ class _Moved(NamedTuple):
 
 
 async def reschedule(
-    board: Board, source: AnySource, refs: Sequence[MessageRef], delay_us: int
+    board: Board, source: AnySource, refs: Sequence[MessageRef], when: DueTime
 ) -> Changed:
-    """Give messages another delay, in microseconds, step by step."""
+    """Give messages another due time, step by step."""
     rescheduled: list[_Moved] = []
     is_whole = True
     for batch in _steps([*dict.fromkeys(refs)]):
         try:
             rows = await source.find_live(batch)
-            new_refs = await source.reschedule([_ref_of(row) for row in rows], delay_us)
+            new_refs = await source.reschedule([_ref_of(row) for row in rows], when)
         except ServerError:
             if not rescheduled:
                 raise
@@ -158,7 +167,7 @@ async def reschedule(
             del rescheduled[:AT_A_TIME]
         return Undone(sum(restored))
 
-    return Changed(done, board.undos.keep(Undo(undo, len(done), size)), is_whole)
+    return Changed(done, board.undos.keep(Undo(undo, len(done), size, _queue_of(source))), is_whole)
 
 
 def _steps(refs: Sequence[MessageRef]) -> Iterator[Sequence[MessageRef]]:
@@ -176,6 +185,10 @@ def _size_of(row: Row) -> int:
     """Return the memory that a message takes, in bytes; roughly."""
     headers = sum(len(name) + len(text) for name, text in row.headers.items())
     return len(row.payload or b"") + len(row.error) + headers + _OVERHEAD
+
+
+def _queue_of(source: AnySource) -> FoundQueue:
+    return FoundQueue(source.kind, source.name, source.partitions)
 
 
 def _ref_of(row: Row) -> MessageRef:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, quote, unquote
 
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from delayq._dashboard.rendering import link, parse_ref
-from delayq._durations import microseconds
+from delayq._dashboard.rendering import link, parse_ref, us
+from delayq._durations import microseconds, when_due
 from delayq._redisson.queue import MAX_PAYLOAD
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
 
     from delayq._dashboard.rows import MessageRef
     from delayq._dashboard.sources import AnySource
+    from delayq._durations import DueTime
 
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
-NO_DELAY: dict[str, Any] = {"delay": "60", "unit": "seconds", "wrong": {}}
-"""The initial values of a form for another delay."""
+NO_DELAY: dict[str, Any] = {"delay": "", "unit": "minutes", "at_time": "", "wrong": {}}
+"""The initial values of a form for another due time."""
 _MOST_FORM = 64 * 1024
 # Room for a payload that is somewhat too large, so that its field can say so: a browser turns most
 # characters into three, and a line break into six.
@@ -59,6 +62,17 @@ class Form:
         text = body.decode(errors="replace")
         try:
             return cls(parse_qs(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS), request)
+        except ValueError:
+            raise HTTPException(400, "The form cannot be parsed.") from None
+
+    def add_address(self) -> None:
+        """Add the fields in the address of the request, as :func:`button_link` has built it.
+
+        Raises:
+            HTTPException: The address cannot be parsed.
+        """
+        try:
+            self._fields |= parse_qs(self.request.url.query, max_num_fields=20)
         except ValueError:
             raise HTTPException(400, "The form cannot be parsed.") from None
 
@@ -123,9 +137,39 @@ class Form:
         except BadInput as error:
             raise HTTPException(400, str(error)) from None
 
+    def at(self) -> datetime | None:
+        """Return the date in the field ``at_time``; None if it is empty.
+
+        Raises:
+            HTTPException: It is no date.
+        """
+        if not (text := self.get("at_time").strip()):
+            return None
+        try:
+            at = datetime.fromisoformat(text)
+            # A browser's field has no offset, and is in UTC.
+            return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise HTTPException(400, "The date must look like 2030-01-31T12:00, in UTC.") from None
+
+    def due_time(self, now: int) -> DueTime:
+        """Return the new due time, by the field ``delay`` or ``at_time``.
+
+        Raises:
+            HTTPException: It is not one of the two, or the date is before ``now``, microseconds.
+        """
+        at, has_delay = self.at(), bool(self.get("delay").strip())
+        if (at is None) != has_delay:
+            raise HTTPException(400, "Give either a delay or a date.")
+        if at is None:
+            return self.delay_us()
+        if us(at) < now:
+            raise HTTPException(400, "This date has passed.")
+        return when_due(None, at)
+
     def refused_delay(self, error: HTTPException) -> dict[str, Any]:
-        """Return the values of a page that shows the delay again, and why it was refused."""
-        texts = {name: self.get(name) for name in ("delay", "unit")}
+        """Return the values of a page that shows the due time again, and why it was refused."""
+        texts = {name: self.get(name) for name in ("delay", "unit", "at_time")}
         return texts | {"wrong": {"delay": error.detail}}
 
     def count(self, name: str) -> int:
@@ -139,6 +183,15 @@ class Form:
 def redirect(page: str, source: AnySource | None = None, /, **query: str) -> Response:
     """Send the browser to a page, so that reloading it repeats nothing."""
     return RedirectResponse(link(page, source, None, **query), 303)
+
+
+def button_link(source: AnySource, texts: Mapping[str, str], **more: str) -> str:
+    """Return where a button of one row sends the form that it shares with others: the action with
+    what the row is about, in the way of hidden fields, and further fields.
+    """
+    about = {"kind": source.kind, "name": quote(source.name, safe="")}
+    about |= {name: quote(text, safe="") for name, text in texts.items() if text}
+    return link("act", None, None, **about, **more)
 
 
 def offset_of(request: Request, source: AnySource) -> int:

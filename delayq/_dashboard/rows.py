@@ -14,6 +14,7 @@ from delayq._reliable.following import Report, read_report
 if TYPE_CHECKING:
     from delayq._redisson.records import PendingRecord
     from delayq._reliable.letter_store import StoredLetter
+    from delayq._reliable.outcomes import Record
     from delayq._reliable.replies import MessageTimes, StoredMessage
 
 
@@ -57,6 +58,13 @@ class Row:
     headers: dict[str, str] = field(default_factory=dict)
     saved: Saved | None = None
     report: Report | None = None
+    finished_us: int | None = None
+    result: bytes | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether only a record is left of it."""
+        return self.state in ("handled", "dropped")
 
     @property
     def is_restorable(self) -> bool:
@@ -73,8 +81,8 @@ class Row:
 
     @property
     def moment_us(self) -> int | None:
-        """When it died, its lease ends, or it is due."""
-        return self.died_us or self.lease_us or self.due_us
+        """When it ended, its lease ends, or it is due."""
+        return self.finished_us or self.died_us or self.lease_us or self.due_us
 
     def delay_us(self, now: int) -> int:
         """Return the time until it is due, in microseconds; 0 if that has passed."""
@@ -166,6 +174,23 @@ def of_letter(ref: MessageRef, stored: StoredLetter) -> Row:
         headers=_texts(parts.headers),
         saved=_saved(checkpoint),
         report=_report(checkpoint),
+    )
+
+
+def of_record_kept(ref: MessageRef, record: Record, moment_us: int) -> Row:
+    """Return the row of a message of which only a record is left."""
+    attempts = record.attempts
+    failures = [attempt for attempt in attempts if attempt.error]
+    return Row(
+        ref,
+        "handled" if record.is_done else "dropped",
+        None,
+        enqueued_us=int(record.offered[:16]) or None,
+        attempt=attempts[-1].number if attempts else 0,
+        error=failures[-1].traceback if failures else "",
+        error_line=failures[-1].error if failures else "",
+        finished_us=moment_us if record.is_done else None,
+        result=record.payload,
     )
 
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from delayq._background import gather_all
 from delayq._dashboard.health import count_in, edges
-from delayq._dashboard.rows import Listing, MessageRef, Row, of_letter, of_message, of_record
+from delayq._dashboard.rows import (
+    Listing,
+    MessageRef,
+    Row,
+    of_letter,
+    of_message,
+    of_record,
+    of_record_kept,
+)
 from delayq._dashboard.undo import PerhapsUndone
-from delayq._durations import moment_us
+from delayq._durations import microseconds, moment_us
 from delayq._redisson.records import due_us_of_stored, id_of_stored, score_of
 from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.keys import ReliableKeys
@@ -22,8 +33,12 @@ from delayq._reliable.outcomes import history_of
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes
 from delayq._reliable.settings import HandleSettings
+from delayq._reliable.store import ReliableStore
+from delayq.admin import retries
 from delayq.admin.delayed import DelayedInspector
+from delayq.admin.letters import LetterFacts
 from delayq.admin.reliable import ReliableInspector
+from delayq.admin.retries import FailedReader
 from delayq.admin.search import SearchPages
 from delayq.codecs import BytesCodec
 from delayq.errors import (
@@ -37,13 +52,13 @@ from delayq.errors import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from delayq._durations import DueTime
     from delayq._redisson.records import Offer as PendingOffer
     from delayq._redisson.records import PendingRecord
-    from delayq._reliable.dead_letters import DeadLetter
     from delayq._reliable.letter_store import StoredLetter
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.replies import State, StoredMessage
-    from delayq._reliable.store import ReliableStore
+    from delayq.admin.retries import ReadPosition
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -52,6 +67,8 @@ AT_A_TIME = 25
 """The most messages in a call."""
 # The most calls at once.
 _AT_ONCE = 20
+# The ids of records are short, so a command may return more of them.
+_RECORDS = 1000
 # How many messages of a partition a page looks at, with those that have expired.
 _FARTHEST = 20_000
 
@@ -119,26 +136,26 @@ class DelayedSource(DelayedInspector):
         return await _in_batches(await _in_batches(refs, self._record_at), remove)
 
     async def reschedule(
-        self, refs: Sequence[MessageRef], delay_us: int
+        self, refs: Sequence[MessageRef], when: DueTime
     ) -> list[MessageRef | None]:
-        """Give messages another delay. Return new references; None for those that are gone."""
-        return await self.reschedule_each([(ref, delay_us) for ref in refs])
+        """Give messages another due time. Return new references; None for those that are gone."""
+        return await self.reschedule_each([(ref, when) for ref in refs])
 
     async def reschedule_each(
-        self, moves: Sequence[tuple[MessageRef, int]]
+        self, moves: Sequence[tuple[MessageRef, DueTime]]
     ) -> list[MessageRef | None]:
-        """Give each message a delay of its own, as :meth:`reschedule` does."""
+        """Give each message a due time of its own, as :meth:`reschedule` does."""
 
-        async def move(record_and_delay: tuple[PendingRecord | None, int]) -> MessageRef | None:
-            record, delay_us = record_and_delay
+        async def move(move: tuple[PendingRecord | None, DueTime]) -> MessageRef | None:
+            record, when = move
             if record is None:
                 return None
-            due_us = await self.store.reschedule(record.record, delay_us)
+            due_us = await self.store.reschedule(record.record, when)
             return None if due_us is None else MessageRef(record.start, 0, score_of(due_us))
 
         records = await _in_batches([ref for ref, _ in moves], self._record_at)
-        delays = [delay_us for _, delay_us in moves]
-        return await _in_batches([*zip(records, delays, strict=True)], move)
+        times = [when for _, when in moves]
+        return await _in_batches([*zip(records, times, strict=True)], move)
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
         """Offer up to 25 messages again, with new ids, and return how many are there.
@@ -205,6 +222,8 @@ class ReliableSource(ReliableInspector):
         if state == "dead":
             letters = await letters_page(self.stores, offset, limit)
             return Listing([_letter_row(*letter) for letter in letters])
+        if state == "handled":
+            return await self._handled_page(offset, limit)
         # One more, to know whether there are more.
         live = await live_page(self.stores, state, offset, limit + 1, farthest=_FARTHEST)
         rows = [_message_row(*message) for message in live.messages]
@@ -212,37 +231,138 @@ class ReliableSource(ReliableInspector):
         is_cut = live.is_cut and not has_more
         return Listing(rows[:limit], has_more, _FARTHEST if is_cut else None)
 
+    async def _handled_page(self, offset: int, limit: int) -> Listing:
+        """Return a page of the messages with a record, those of the last changes first. Messages
+        that have not ended are left out.
+        """
+        # Each partition may have all that come first.
+        first = offset if len(self.stores) == 1 else 0
+        parts = await self.call_each(lambda store: _recorded(store, first, offset + limit + 1))
+        newest = heapq.merge(
+            *([(us, number, id) for id, us in part] for number, part in enumerate(parts)),  # noqa: A001
+            reverse=True,
+        )
+        chosen = [*islice(newest, offset - first, offset - first + limit + 1)]
+        oldest_us = await self._oldest_kept_us()
+        rows: list[Row] = []
+        for number, store in enumerate(self.stores):
+            changes = [(id, us) for us, of, id in chosen[:limit] if of == number]  # noqa: A001
+            part = await _recorded_rows(store, number, changes, oldest_us)
+            rows += [row for row in part if row is not None]
+        rows.sort(key=lambda row: row.finished_us or 0, reverse=True)
+        return Listing(rows, len(chosen) > limit and chosen[limit][0] > oldest_us)
+
     async def search_pages(self, states: Sequence[str]) -> list[SearchPages[Row]]:
         """Return the messages in these states, to be searched: one partition after the other."""
         pages = await gather_all(
             [
                 self.letter_pages(_letter_row)
                 if state == "dead"
+                else self._record_pages()
+                if state == "handled"
                 else self.message_pages(cast("State", state), _message_row)
                 for state in states
-                if state in (*self.states, "dead")
+                if state in (*self.states, "dead", "handled")
             ]
         )
         return [partition for partitions in pages for partition in partitions]
 
-    async def letters(self) -> list[SearchPages[tuple[Row, DeadLetter[bytes]]]]:
-        """Return the dead letters, to be searched: one partition after the other."""
+    async def _record_pages(self) -> list[SearchPages[Row]]:
+        oldest_us = await self._oldest_kept_us()
 
-        def read(number: int, stored: StoredLetter) -> tuple[Row, DeadLetter[bytes]]:
-            return _letter_row(number, stored), read_dead_letter(stored, BytesCodec())
+        async def pages(number: int, store: ReliableStore) -> SearchPages[Row]:
+            async def page(offset: int, limit: int) -> list[Row | None]:
+                changes = await store.recorded(offset, limit)
+                return await _recorded_rows(store, number, changes, oldest_us)
 
-        return await self.letter_pages(read)
+            return SearchPages(await store.count_recorded(), page)
+
+        return await gather_all([pages(*partition) for partition in enumerate(self.stores)])
+
+    async def keeps_records(self) -> bool:
+        """Return whether the queue keeps records of messages, as far as the user may know."""
+        return await self._oldest_kept_us() > 0
+
+    async def _oldest_kept_us(self) -> int:
+        """Return before when a record is too old, in microseconds; 0 if none is kept."""
+        settings = await self.visible_settings()
+        if settings is None or not settings.keep:
+            return 0
+        return await self._session.server.time_us() - microseconds(settings.keep)
+
+    async def count_recorded(self) -> int:
+        """Count the messages with a record, which may not have ended."""
+        return sum(await self.call_each(ReliableStore.count_recorded))
+
+    async def count_failed(self) -> int:
+        """Count the live messages of which an attempt has failed."""
+        return await retries.count(self.stores)
+
+    async def failed_page(
+        self, position: ReadPosition, matches: Callable[[str], bool], limit: int, deadline: float
+    ) -> tuple[list[Row], ReadPosition | None]:
+        """Return failed messages with a matching line of their errors, those that are due first at
+        the top, and where to go on; None at the end.
+
+        These are ``limit`` or some more, or those that are found before ``deadline``, a moment of
+        the monotonic clock.
+        """
+        reader = FailedReader(self.stores, position)
+        rows: list[Row] = []
+        while reader.position is not None:
+            messages = await reader.step()
+            refs = [
+                MessageRef(message.id, message.partition)
+                for message in messages
+                if matches(message.error)
+            ]
+            for store, batch in self._by_partition(refs):
+                stored = await store.get_many([ref.id for ref in batch])
+                rows += [
+                    of_message(ref, message)
+                    for ref, message in zip(batch, stored, strict=True)
+                    if message is not None
+                ]
+            if len(rows) >= limit or time.monotonic() >= deadline:
+                break
+        return sorted(rows, key=lambda row: row.moment_us or 0), reader.position
+
+    async def failed_refs(self, matches: Callable[[str], bool], limit: int) -> list[MessageRef]:
+        """Return references to up to ``limit`` failed messages with a matching line of their
+        errors.
+        """
+        reader = FailedReader(self.stores)
+        refs: dict[MessageRef, None] = {}
+        while reader.position is not None and len(refs) < limit:
+            refs |= {
+                MessageRef(message.id, message.partition): None
+                for message in await reader.step()
+                if matches(message.error)
+            }
+        return [*refs][:limit]
+
+    async def letters(self) -> list[SearchPages[tuple[Row, LetterFacts]]]:
+        """Return the dead letters, to be searched: one partition after the other, and the newest
+        ones of each first.
+        """
+
+        def read(number: int, stored: StoredLetter) -> tuple[Row, LetterFacts]:
+            return _letter_row(number, stored), LetterFacts.of(stored)
+
+        return await self.letter_pages(read, newest_first=True)
 
     # Single messages
 
     async def find_by_id(self, id: str) -> list[Row]:  # noqa: A002
-        """Return the live message and the oldest dead letter with this id."""
+        """Return the live message, the oldest dead letter, and the record with this id."""
 
         async def rows_of(number: int, store: ReliableStore) -> list[Row]:
             message = await store.get(id)
             rows = [] if message is None else [_message_row(number, message)]
             letter = await store.dead_letter(id.encode())
-            return rows if letter is None else [*rows, _letter_row(number, letter)]
+            rows += [] if letter is None else [_letter_row(number, letter)]
+            record = await self._find_record(MessageRef(id.encode(), number))
+            return rows if record is None or record.state != "handled" else [*rows, record]
 
         parts = await gather_all([rows_of(*partition) for partition in enumerate(self.stores)])
         return [row for rows in parts for row in rows]
@@ -255,7 +375,26 @@ class ReliableSource(ReliableInspector):
             letter = await store.dead_letter(ref.id)
             return None if letter is None else of_letter(ref, letter)
         message = await store.get_with_checkpoint(ref.id)
-        return None if message is None else of_message(ref, message, await store.times(message))
+        if message is None:
+            return await self._find_ended(ref)
+        return of_message(ref, message, await store.times(message))
+
+    async def _find_ended(self, ref: MessageRef) -> Row | None:
+        """Return the record of a message that has ended, or its dead letter."""
+        row = await self._find_record(ref)
+        letter = await self.find(ref, dead=True)
+        return row if letter is None or (row and row.state == "handled") else letter
+
+    async def _find_record(self, ref: MessageRef) -> Row | None:
+        """Return the record of a message that has ended; None if there is none."""
+        try:
+            name = ref.id.decode()
+        except UnicodeDecodeError:
+            return None
+        outcome, _ = await self.stores[ref.partition].outcome(name)
+        if outcome.record is None or outcome.is_live:
+            return None
+        return of_record_kept(ref, outcome.record, outcome.record.moment_us)
 
     async def find_live(self, refs: Sequence[MessageRef]) -> list[Row]:
         """Return those of some messages that are alive."""
@@ -304,23 +443,23 @@ class ReliableSource(ReliableInspector):
         return [removed[ref] for ref in refs]
 
     async def reschedule(
-        self, refs: Sequence[MessageRef], delay_us: int
+        self, refs: Sequence[MessageRef], when: DueTime
     ) -> list[MessageRef | None]:
-        """Give messages another delay. Return their references; None for those that are gone."""
+        """Give messages another due time. Return their references; None for those that are gone."""
         was_there: dict[MessageRef, bool] = {}
         for store, batch in self._by_partition(refs):
-            replies = await store.reschedule([ref.id for ref in batch], delay_us)
+            replies = await store.reschedule([ref.id for ref in batch], when)
             was_there |= zip(batch, replies, strict=True)
         return [ref if was_there[ref] else None for ref in refs]
 
     async def reschedule_each(
-        self, moves: Sequence[tuple[MessageRef, int]]
+        self, moves: Sequence[tuple[MessageRef, DueTime]]
     ) -> list[MessageRef | None]:
-        """Give each message a delay of its own, as :meth:`reschedule` does."""
+        """Give each message a due time of its own, as :meth:`reschedule` does."""
 
-        async def move(ref_and_delay: tuple[MessageRef, int]) -> MessageRef | None:
-            ref, delay_us = ref_and_delay
-            (was_there,) = await self.stores[ref.partition].reschedule([ref.id], delay_us)
+        async def move(move: tuple[MessageRef, DueTime]) -> MessageRef | None:
+            ref, when = move
+            (was_there,) = await self.stores[ref.partition].reschedule([ref.id], when)
             return ref if was_there else None
 
         return await _in_batches(moves, move)
@@ -418,6 +557,32 @@ class ReliableSource(ReliableInspector):
                 for store, part in self._by_partition(refs, len(refs))
             ]
         )
+
+
+async def _recorded(store: ReliableStore, first: int, end: int) -> list[tuple[bytes, int]]:
+    """Return the messages with a record from one place in their order to another."""
+    changes: list[tuple[bytes, int]] = []
+    for at in range(first, end, _RECORDS):
+        page = await store.recorded(at, min(_RECORDS, end - at))
+        changes += page
+        if len(page) < _RECORDS:
+            break
+    return changes
+
+
+async def _recorded_rows(
+    store: ReliableStore, number: int, changes: Sequence[tuple[bytes, int]], oldest_us: int
+) -> list[Row | None]:
+    """Return what is recorded of messages that were handled; None for all others, and for records
+    that are too old.
+    """
+    records = await store.records([id for id, _ in changes]) if changes else []  # noqa: A001
+    return [
+        None
+        if record is None or not record.is_done or us <= oldest_us
+        else of_record_kept(MessageRef(id, number), record, us)
+        for (id, us), record in zip(changes, records, strict=True)  # noqa: A001
+    ]
 
 
 def _message_row(number: int, message: StoredMessage) -> Row:

@@ -14,6 +14,8 @@ from delayq.errors import OutcomeUnknown
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from delayq.admin.catalog import FoundQueue
+
 LASTS = 60.0
 """How long an action can be undone, in seconds."""
 MOST_BYTES = 32 * 1024 * 1024
@@ -45,11 +47,13 @@ class Undo:
             have done.
         count: The number of messages.
         size: The memory that it takes, in bytes.
+        queue: Their queue.
     """
 
     run: Callable[[], Awaitable[Undone]]
     count: int
     size: int
+    queue: FoundQueue | None = None
 
 
 class Undos:
@@ -72,10 +76,11 @@ class Undos:
         self._forget()
         return token
 
-    def can_undo(self, token: str) -> bool:
-        """Return whether an action can still be undone."""
+    def find(self, token: str) -> Undo | None:
+        """Return the way to undo an action; None if it is too late."""
         self._forget()
-        return token in self._entries
+        entry = self._entries.get(token)
+        return None if entry is None else entry[1]
 
     async def run(self, token: str) -> tuple[Undone, int] | None:
         """Undo an action, once. Returns the effect, and the number of messages it was about.

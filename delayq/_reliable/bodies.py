@@ -352,22 +352,26 @@ class DeathReason(NamedTuple):
     error: str
 
 
+def read_reason(letter: bytes) -> DeathReason:
+    """Return why a message died as :func:`read_letter` does, without reading the rest."""
+    facts: dict[str, Any] = {}
+    with suppress(ValueError):
+        facts = _object(letter[: letter.index(b"\n")])
+    return DeathReason(
+        _text(facts.get("reason")) or "unreadable",
+        _count(facts.get("attempt")),
+        _count(facts.get("priority")),
+        _text(facts.get("error")),
+    )
+
+
 def read_letter(letter: bytes) -> tuple[DeathReason, int | None, dict[str, str], bytes]:
     """Return why a message died, the time of its offer, its headers, and its payload.
 
     Parts that cannot be read get a default, because the letter has to be shown regardless. The time
     is None if there is no body.
     """
-    facts: dict[str, Any] = {}
-    with suppress(ValueError):
-        facts = parse_letter(letter)[0]
-    body = body_in(letter)
-    death = DeathReason(
-        _text(facts.get("reason")) or "unreadable",
-        _count(facts.get("attempt")),
-        _count(facts.get("priority")),
-        _text(facts.get("error")),
-    )
+    death, body = read_reason(letter), body_in(letter)
     try:
         parts = parse(body)
     except ValueError:

@@ -59,9 +59,13 @@ class LetterStore(Store):
         letters = await self.letters_of(await self.deaths(offset, limit))
         return [letter for letter in letters if letter is not None]
 
+    async def newest_dead(self, offset: int, limit: int) -> list[StoredLetter]:
+        """List up to ``limit`` dead letters, newest first; ``limit`` is at least 1."""
+        return (await self.dead_page(-offset - limit, limit))[::-1]
+
     async def deaths(self, offset: int, limit: int) -> list[Death]:
         """List up to ``limit`` dead letters, oldest first, without reading them; ``limit`` is at
-        least 1.
+        least 1. A negative offset counts from the end, at which the list ends in any case.
         """
         reply = await self.client.command(
             "ZRANGE", self.keys.dead, offset, offset + limit - 1, "WITHSCORES"

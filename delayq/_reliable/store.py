@@ -10,6 +10,7 @@ from delayq._redis.scripts import Request
 from delayq._reliable import scripts
 from delayq._reliable.batch_store import BatchStore
 from delayq._reliable.claim_store import ClaimStore
+from delayq._reliable.failures import unpack_error
 from delayq._reliable.letter_store import LetterStore
 from delayq._reliable.outcomes import Outcome
 from delayq._reliable.replies import (
@@ -338,6 +339,42 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         """List up to a page of messages as :meth:`page` does, without their bodies."""
         reply = await self.run(scripts.LIST, state, 1, offset, limit)
         return [None if facts is None else MessageHead.of(facts) for facts in reply[1::2]]
+
+    async def count_failed(self) -> int:
+        """Count the live messages of which an attempt has failed."""
+        return int(await self.client.command("HLEN", self.keys.named("errors")))
+
+    async def failed(self, cursor: str) -> tuple[str, dict[bytes, str]]:
+        """Return the last error of about a page of live messages of which an attempt has failed,
+        in one line and by their ids, in no order; and the cursor of the next ones, ``"0"`` at the
+        end.
+
+        Messages that fail or end meanwhile may be missing, and may be returned twice. If there are
+        only some hundreds, all of them may come at once.
+
+        Args:
+            cursor: ``"0"`` to begin.
+        """
+        following, fields = await self.client.command(
+            "HSCAN", self.keys.named("errors"), cursor, "COUNT", PAGE
+        )
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        lines = {id: unpack_error(error.decode(errors="replace"))[0] for id, error in pairs}  # noqa: A001
+        return following.decode(), lines
+
+    async def recorded(self, offset: int, limit: int) -> list[tuple[bytes, int]]:
+        """Return the ids of up to ``limit`` messages with a record, and when it was changed last,
+        in microseconds; those of the last changes first.
+        """
+        reply = await self.client.command(
+            "ZRANGE", self.keys.record_times, -offset - limit, -offset - 1, "WITHSCORES"
+        )
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        return [(id, parse_us(score)) for id, score in pairs][::-1]  # noqa: A001
+
+    async def count_recorded(self) -> int:
+        """Count the messages with a record, which may not have ended."""
+        return int(await self.client.command("ZCARD", self.keys.record_times))
 
     async def length(self, state: str) -> int:
         """Count the messages in one state as :meth:`page` does, with those that have expired."""

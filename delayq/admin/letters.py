@@ -10,9 +10,12 @@ import heapq
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from delayq._durations import MICROSECOND, moment_us
+from delayq._reliable.bodies import read_reason
 from delayq._reliable.dead_letters import (
     DeadLetter,
     half_way,
@@ -20,25 +23,50 @@ from delayq._reliable.dead_letters import (
     read_dead_letter,
     redrive_letters,
 )
+from delayq._reliable.failures import unpack_error
 from delayq.codecs import BytesCodec
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from datetime import datetime
 
+    from delayq._reliable.letter_store import Death, StoredLetter
     from delayq._reliable.store import ReliableStore
 
-    # Letters of one partition, by their names on the server.
-    Letters = dict[bytes, DeadLetter[bytes]]
+    # Letters of one partition.
+    Letters = list[tuple[StoredLetter, "LetterFacts"]]
 
 GroupBy = Literal["error", "type", "reason"]
 
 OTHER_CAUSES = "(others)"
 """The name of the group for letters that came after the first 1,000 groups."""
 
+MAX_CAUSES = 1000
+"""The number of causes that a count tells apart."""
 _STEP = 100
-_MAX_GROUPS = 1000
+# Their names are short, so a command may return more of them.
+_DEATHS = 1000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class LetterFacts(NamedTuple):
+    """The facts by which dead letters are chosen and counted.
+
+    Attributes:
+        error: The last error in one line; empty if there was none.
+        reason: Why the message died.
+        died_us: When it died, in microseconds.
+    """
+
+    error: str
+    reason: str
+    died_us: int
+
+    @classmethod
+    def of(cls, stored: StoredLetter) -> LetterFacts:
+        """Read the facts of a letter."""
+        death = read_reason(stored.letter)
+        return cls(unpack_error(death.error)[0], death.reason, stored.died_us)
 
 
 @dataclass(frozen=True)
@@ -57,17 +85,19 @@ class LetterQuery:
     died_before: datetime | None = None
     cause: tuple[GroupBy, str] | None = None
 
-    def matches(self, letter: DeadLetter[bytes]) -> bool:
+    def matches(self, letter: LetterFacts) -> bool:
+        cause = self.cause
         return (
-            (self.cause is None or _cause(letter, self.cause[0]) == self.cause[1])
+            (cause is None or cause_of(letter.error, letter.reason, cause[0]) == cause[1])
             and self.error.lower() in letter.error.lower()
             and self.reason.lower() in letter.reason.lower()
             and not self.ends_at(letter)
         )
 
-    def ends_at(self, letter: DeadLetter[bytes]) -> bool:
+    def ends_at(self, letter: LetterFacts) -> bool:
         """Return whether this letter, and so each after it, is too young: letters come by age."""
-        return self.died_before is not None and letter.died_at > self.died_before
+        latest = self.died_before
+        return latest is not None and letter.died_us > (latest - _EPOCH) // MICROSECOND
 
 
 @dataclass(frozen=True)
@@ -96,10 +126,105 @@ async def find(
         matches: list[DeadLetter[bytes]] = []
         # Each partition may have all the letters that come first.
         while len(matches) < offset + limit and (letters := await reader.step()) is not None:
-            matches += letters.values()
+            matches += (read_dead_letter(stored, BytesCodec()) for stored, _ in letters)
         partitions.append(matches)
     oldest = heapq.merge(*partitions, key=lambda letter: letter.died_at)
     return [*islice(oldest, offset, offset + limit)]
+
+
+class LetterCount:
+    """A count of the dead letters that match, by their cause, and how far it has come.
+
+    Letters without an error are counted by their reason. Those that come after the count has begun
+    are left out.
+
+    Attributes:
+        total: The number of letters that there were when the count began.
+        examined: How many of them were examined.
+        matching: How many of these match.
+    """
+
+    def __init__(self, readers: Sequence[_Reader], by: GroupBy) -> None:
+        self._by = by
+        self._counts: Counter[str] = Counter()
+        # When the first and the last of them died, in microseconds.
+        self._times: dict[str, tuple[int, int]] = {}
+        # In turn, so that those examined first are about the oldest of all partitions.
+        self._turns = deque(readers)
+        self._readers = readers
+        self.total: int = sum(reader.total for reader in readers)
+
+    @classmethod
+    async def begin(
+        cls, stores: Sequence[ReliableStore], by: GroupBy, query: LetterQuery
+    ) -> LetterCount:
+        """Begin a count."""
+        return cls(await _readers(stores, query), by)
+
+    @property
+    def examined(self) -> int:
+        return sum(reader.examined for reader in self._readers)
+
+    @property
+    def matching(self) -> int:
+        return self._counts.total()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all letters were examined."""
+        return not self._turns
+
+    async def go_on(
+        self,
+        deadline: float = float("inf"),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Go on with the count; begin no step but the first after ``deadline``, a moment of the
+        monotonic clock.
+
+        ``progress`` is called after each step with the number of letters examined so far, and the
+        total.
+        """
+        while self._turns:
+            reader = self._turns[0]
+            letters = await reader.step()
+            self._turns.popleft()
+            if letters is not None:
+                self._add(letters)
+                if reader.examined < reader.total:
+                    self._turns.append(reader)
+                if progress is not None:
+                    progress(self.examined, self.total)
+            if time.monotonic() >= deadline:
+                return
+
+    def groups(self) -> list[LetterGroup]:
+        """Return the causes so far, the most frequent first."""
+        return [
+            LetterGroup(cause, number, *map(moment_us, self._times[cause]))
+            for cause, number in self._counts.most_common()
+        ]
+
+    @property
+    def number_of_causes(self) -> int:
+        return len(self._counts)
+
+    def newest(self, limit: int) -> list[LetterGroup]:
+        """Return up to ``limit`` causes so far, those of the last deaths first."""
+        newest = heapq.nlargest(limit, self._times.items(), key=lambda item: item[1][1])
+        return [
+            LetterGroup(cause, self._counts[cause], *map(moment_us, times))
+            for cause, times in newest
+        ]
+
+    def _add(self, letters: Letters) -> None:
+        for _, (error, reason, died_us) in letters:
+            cause = cause_of(error, reason, self._by)
+            if cause not in self._counts and len(self._counts) >= MAX_CAUSES:
+                cause = OTHER_CAUSES
+            self._counts[cause] += 1
+            first, last = self._times.get(cause, (died_us, died_us))
+            self._times[cause] = min(first, died_us), max(last, died_us)
 
 
 async def groups(
@@ -108,31 +233,14 @@ async def groups(
     query: LetterQuery,
     *,
     progress: Callable[[int, int], None] | None = None,
-    max_examined: int | None = None,
-    deadline: float = float("inf"),
 ) -> list[LetterGroup]:
     """Count the dead letters that match by their cause, the most frequent first.
 
-    Letters without an error are counted by their reason. ``progress`` is called after each step
-    with the number of letters examined so far, and the total. All are examined, or about
-    ``max_examined``, or those for which there is time before ``deadline``, a moment of the
-    monotonic clock.
+    ``progress`` is as for :meth:`LetterCount.go_on`.
     """
-    counts: Counter[str] = Counter()
-    moments: dict[str, tuple[datetime, datetime]] = {}
-
-    async def count_causes(_: ReliableStore, letters: Letters) -> int:
-        for letter in letters.values():
-            cause = _cause(letter, by)
-            if cause not in counts and len(counts) >= _MAX_GROUPS:
-                cause = OTHER_CAUSES
-            counts[cause] += 1
-            first, last = moments.get(cause, (letter.died_at, letter.died_at))
-            moments[cause] = min(first, letter.died_at), max(last, letter.died_at)
-        return 0
-
-    await _apply(stores, query, count_causes, progress, max_examined, deadline)
-    return [LetterGroup(cause, number, *moments[cause]) for cause, number in counts.most_common()]
+    counting = await LetterCount.begin(stores, by, query)
+    await counting.go_on(progress=progress)
+    return counting.groups()
 
 
 async def count(
@@ -140,22 +248,11 @@ async def count(
     query: LetterQuery,
     *,
     progress: Callable[[int, int], None] | None = None,
-    max_examined: int | None = None,
-    deadline: float = float("inf"),
 ) -> int:
-    """Return the number of dead letters that match.
-
-    ``progress``, ``max_examined`` and ``deadline`` are as for :func:`groups`.
-    """
-    matching = 0
-
-    async def add(_: ReliableStore, letters: Letters) -> int:
-        nonlocal matching
-        matching += len(letters)
-        return 0
-
-    await _apply(stores, query, add, progress, max_examined, deadline)
-    return matching
+    """Return the number of dead letters that match. ``progress`` is as for :func:`groups`."""
+    counting = await LetterCount.begin(stores, "reason", query)
+    await counting.go_on(progress=progress)
+    return counting.matching
 
 
 async def redrive(
@@ -166,14 +263,14 @@ async def redrive(
 ) -> int:
     """Requeue the dead letters that match, and return the number of messages that were requeued.
 
-    A letter stays as described at :meth:`delayq.DeadLetters.redrive`. ``progress`` is called after
-    each step with the number of letters examined so far, and the total.
+    A letter stays as described at :meth:`delayq.DeadLetters.redrive`. ``progress`` is as for
+    :func:`groups`.
 
     Raises:
         OutcomeUnknown: Some were requeued, or may have been. With any other error, none was.
     """
     return await _apply(
-        stores, query, lambda store, letters: redrive_letters(store, [*letters]), progress
+        stores, query, lambda store, letters: redrive_letters(store, _names(letters)), progress
     )
 
 
@@ -188,7 +285,7 @@ async def purge(
     ``progress`` and errors are as for :func:`redrive`.
     """
     return await _apply(
-        stores, query, lambda store, letters: purge_letters(store, [*letters]), progress
+        stores, query, lambda store, letters: purge_letters(store, _names(letters)), progress
     )
 
 
@@ -198,35 +295,39 @@ class _Reader:
     Attributes:
         total: The number of letters.
         examined: How many of them are read, or too young to match.
-        read: How many of them are read.
     """
 
     def __init__(self, store: ReliableStore, query: LetterQuery, total: int) -> None:
         self.store = store
         self.total = total
         self.examined = 0
-        self.read = 0
         self._query = query
         self._offset = 0
+        self._deaths: deque[Death] = deque()
 
     async def step(self) -> Letters | None:
-        """Return the next letters that match; None after the last step."""
-        page = []
-        if (remaining := self.total - self.examined) > 0:
-            page = await self.store.dead_page(self._offset, min(remaining, _STEP))
+        """Return those of the next letters that match; None after the last step."""
+        if not self._deaths and (remaining := self.total - self.examined) > 0:
+            self._deaths.extend(await self.store.deaths(self._offset, min(remaining, _DEATHS)))
+            self._offset += len(self._deaths)
+        page = [self._deaths.popleft() for _ in range(min(_STEP, len(self._deaths)))]
         if not page:
             return None
-        letters = {stored.name: read_dead_letter(stored, BytesCodec()) for stored in page}
+        stored_letters = [letter for letter in await self.store.letters_of(page) if letter]
+        letters = [(stored, LetterFacts.of(stored)) for stored in stored_letters]
         self.examined += len(page)
-        self.read += len(page)
-        self._offset += len(page)
-        if self._query.ends_at(letters[page[-1].name]):
+        if letters and self._query.ends_at(letters[-1][1]):
+            self._deaths.clear()
             self.examined = self.total
-        return {name: letter for name, letter in letters.items() if self._query.matches(letter)}
+        return [letter for letter in letters if self._query.matches(letter[1])]
 
     def note_removed(self, number: int) -> None:
         """Note that letters of the last step are gone, so that the next ones are not left out."""
         self._offset -= number
+
+
+def _names(letters: Letters) -> list[bytes]:
+    return [stored.name for stored, _ in letters]
 
 
 async def _readers(stores: Sequence[ReliableStore], query: LetterQuery) -> list[_Reader]:
@@ -238,40 +339,30 @@ async def _apply(
     query: LetterQuery,
     act: Callable[[ReliableStore, Letters], Awaitable[int]],
     progress: Callable[[int, int], None] | None,
-    max_examined: int | None = None,
-    deadline: float = float("inf"),
 ) -> int:
-    """Apply ``act``, which returns how many letters it removed, to the letters that match among the
-    first ``max_examined``, or all; begin no step but the first after ``deadline``, a moment of the
-    monotonic clock. Return the sum of its results.
+    """Apply ``act``, which returns how many letters it removed, to all letters that match. Return
+    the sum of its results.
     """
     readers = await _readers(stores, query)
     total = sum(reader.total for reader in readers)
-    removed = read = 0
-    # In turn, so that the first ``max_examined`` are about the oldest of all partitions.
-    turns = deque(readers)
-    while (
-        turns
-        and (max_examined is None or read < max_examined)
-        and (not read or time.monotonic() < deadline)
-    ):
-        reader = turns.popleft()
-        try:
-            if (letters := await reader.step()) is None:
-                continue
-            count = await act(reader.store, letters) if letters else 0
-        except ServerError as error:
-            raise half_way(error, removed) from error.__cause__
-        turns.append(reader)
-        reader.note_removed(count)
-        removed += count
-        read = sum(reader.read for reader in readers)
-        if progress is not None:
-            progress(sum(reader.examined for reader in readers), total)
+    removed = 0
+    for reader in readers:
+        while True:
+            try:
+                if (letters := await reader.step()) is None:
+                    break
+                count = await act(reader.store, letters) if letters else 0
+            except ServerError as error:
+                raise half_way(error, removed) from error.__cause__
+            reader.note_removed(count)
+            removed += count
+            if progress is not None:
+                progress(sum(reader.examined for reader in readers), total)
     return removed
 
 
-def _cause(letter: DeadLetter[bytes], by: GroupBy) -> str:
-    if by == "reason" or not letter.error:
-        return letter.reason
-    return letter.error if by == "error" else letter.error.partition(":")[0]
+def cause_of(error: str, reason: str, by: GroupBy) -> str:
+    """Return the cause by which a message with this error and reason is counted."""
+    if by == "reason" or not error:
+        return reason
+    return error if by == "error" else error.partition(":")[0]

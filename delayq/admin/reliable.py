@@ -248,9 +248,12 @@ class ReliableInspector:
             convert,
         )
 
-    async def letter_pages(self, convert: Callable[[int, StoredLetter], M]) -> list[SearchPages[M]]:
+    async def letter_pages(
+        self, convert: Callable[[int, StoredLetter], M], *, newest_first: bool = False
+    ) -> list[SearchPages[M]]:
         """Return the dead letters, as :meth:`message_pages` returns messages."""
-        return await self._pages(ReliableStore.count_dead, ReliableStore.dead_page, convert)
+        read = ReliableStore.newest_dead if newest_first else ReliableStore.dead_page
+        return await self._pages(ReliableStore.count_dead, read, convert)
 
     async def _pages(
         self,

@@ -8,6 +8,7 @@ import html
 import json
 import re
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -65,6 +66,7 @@ __all__ = ["_templates_are_compiled_once", "one"]
 pytestmark = pytest.mark.usefixtures("_full_batches")
 
 DEAD = "dead?kind=reliable&name=jobs"
+RETRIES = "retries?kind=reliable&name=jobs"
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 CANCEL_ONE = {"kind": "reliable", "name": "jobs", "at": "//one", "do": "cancel"}
 
@@ -215,6 +217,8 @@ async def test_every_text_on_a_page_is_escaped(
     await jobs.offer(HOSTILE, 3600, id=HOSTILE, headers={HOSTILE: HOSTILE})
     await jobs.offer(HOSTILE, id="dies")
     await (await jobs.claim())[0].bury(HOSTILE, HOSTILE)
+    await jobs.offer(HOSTILE, id="fails")
+    await (await jobs.claim())[0].nack(600, error=HOSTILE)
     orders = client.delayed_queue(HOSTILE)
     await orders.offer(HOSTILE, 3600)
     await orders.aclose()
@@ -231,8 +235,11 @@ async def test_every_text_on_a_page_is_escaped(
         assert re.findall(r"<script[^>]*>", shown) == ['<script src="static/board.js" defer>']
         assert "<img src=x" not in shown
         assert not re.search(r"\son\w+=|style=|javascript:", re.sub(r"&[^;]+;[^<]*", "", shown))
-        waiting += [link for kind in ("queue?", "message?", "dead?") for link in links(shown, kind)]
-    assert len([each for each in seen if each.startswith("message?")]) == 3
+        kinds = ("queue?", "message?", "dead?", "retries?", "all-")
+        waiting += [link for kind in kinds for link in links(shown, kind)]
+    # Wherever the visitor has come from.
+    messages = {each.partition("&back=")[0] for each in seen if each.startswith("message?")}
+    assert len(messages) == 4
     assert "&lt;script&gt;" in await page(reader, "/?q=" + "%3Cscript%3E")
 
 
@@ -645,8 +652,14 @@ async def test_reschedule_pause_and_cancel(client: Client, one: Jobs, admin: Bro
     assert message is not None
     assert 1.49 < (message.due_at - await client.server_time()).total_seconds() / 86400 < 1.51
     fields = form(await page(admin, ONE), "at") | {"do": "reschedule"}
-    for delay in ("nan", "inf", "-1", ""):
-        await send(admin, fields | {"delay": delay, "unit": "days"}, 400)
+    for delay, date in (("nan", ""), ("inf", ""), ("-1", ""), ("", ""), ("1", "2099-01-31T12:00")):
+        await send(admin, fields | {"delay": delay, "unit": "days", "at_time": date}, 400)
+    for date in ("2001-01-31T12:00", "soon"):
+        assert date in await send(admin, fields | {"at_time": date}, 400)
+    await act(admin, ONE, "reschedule", at_time="2099-01-31T12:00")
+    message = await one.get("one")
+    assert message is not None
+    assert message.due_at == datetime(2099, 1, 31, 12, tzinfo=UTC)
     await one.offer(1)
     assert "Queue paused" in await act(admin, JOBS, "pause")
     assert await one.claim() == []
@@ -788,7 +801,7 @@ async def test_given_names_need_no_scan(server: PrivateServer, client: Client, o
             shown = texts(await page(browser, "/"))
             assert "Queues 2" in shown
             assert "hidden" not in shown
-            for address in (ORDERS, JOBS, DEAD):
+            for address in (ORDERS, JOBS, f"{JOBS}&state=handled", DEAD, RETRIES, "all-retries"):
                 await page(browser, address)
             fields = form(await page(browser, ONE), "at")
             refused = await browser.post("act", data=fields | {"do": "cancel"})

@@ -55,8 +55,8 @@ async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
             await dying.offer_many([Offer(i) for i in range(3)])
             await bury(dying, 3)
         ops = client.reliable_queue("ops", lease=600, keep=600)
-        await ops.offer_many([Offer(i) for i in range(2)])
-        for error in ("TimeoutError: slow", "LookupError: gone"):
+        await ops.offer_many([Offer(i) for i in range(3)])
+        for error in ("TimeoutError: slow", "LookupError: gone", "KeyError: dropped"):
             await bury(ops, 1, error)
         await ops.offer("running", id="running")
         await ops.claim()
@@ -66,7 +66,9 @@ async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
         async with running(work(client.reliable_queue("thumbs"))):
             await visit(partial(_click_through, address), 390)
         mails = client.reliable_queue("mails", lease=600)
-        assert await mails.settings() == delayq.QueueSettings(1, 50_000, "dead", 5400.0)
+        assert await mails.settings() == delayq.QueueSettings(
+            1, 50_000, "dead", 5400.0, keep=86_400.0
+        )
         stats = await mails.stats()
         assert (stats.paused, stats.dead) == (False, 0)
         assert await mails.get("welcome-ada") is None
@@ -110,8 +112,18 @@ def _click_through(address: str, browser: Seen) -> None:
         ("/dead?kind=reliable&name=mails", "bounce-0"),
         *(('[aria-label="Select bounce-0"]', None), ("Redrive selected", "1 message re-queued.")),
         *(("bounce-1", "nobody@example.org"), ("Redrive", "1 message re-queued.")),
-        *(('[aria-label="Select bounce-2"]', None), ("Drop selected", "1 dead letter dropped.")),
-        *(("bounce-3", "nobody@example.org"), ("Drop", "1 dead letter dropped.")),
+        *(('[aria-label="Select bounce-2"]', None), ("summary", None)),
+        *(("Drop selected", "1 dead letter dropped."), ("bounce-3", "nobody@example.org")),
+        *(("summary", None), ("Drop", "1 dead letter dropped.")),
+    )
+    browser.follow(
+        *(("/all-retries", "TimeoutError"), ("Retry now", "5 messages rescheduled."), ("Undo", "")),
+        *(("Cancel", "messages cancelled."), ("mails", "retry-3"), ("retry-3", "Attempts 1")),
+        *(("Back to the list", "retry-3"), ('[aria-label="Select retry-3"]', None)),
+        *(("Retry selected", _RESCHEDULED), ('[aria-label="Select retry-3"]', None)),
+        ("Cancel selected", "1 message cancelled."),
+        *(("/all-dead?error=dropped", "KeyError"), ("summary", None)),
+        ("Drop them", "1 dead letter dropped. This cannot be undone."),
     )
     for name, verb, notice in (
         ("jobs", "Redrive all", "3 messages re-queued."),
@@ -150,7 +162,7 @@ _RESCHEDULED = "1 message rescheduled."
 _OPERATE: Any = (
     ("queue", ("#q", "RUN"), ("Find messages", "1 found."), ("running", "Attempt 1 is running")),
     ("queue", _SELECT, ("Run now", _RESCHEDULED), _UNDO),
-    ("queue", _SELECT, ("Reschedule", _RESCHEDULED), _UNDO),
+    ("queue", _SELECT, ("#delay", "5"), ("Reschedule", _RESCHEDULED), _UNDO),
     ("queue", _SELECT, ("Cancel", "1 message cancelled."), _UNDO),
     (
         *("queue", ("Leased", "running"), ('[name="all"]', None)),

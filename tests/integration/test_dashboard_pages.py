@@ -83,8 +83,13 @@ def names(shown: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page of a search take its time, so that none ends before it has looked at enough."""
-    for name in ("search", "dead"):
-        monkeypatch.setattr(f"delayq._dashboard.pages.{name}._SECONDS", 3600)
+    for name in ("pages.search", "pages.dead", "pages.retries", "counts"):
+        monkeypatch.setattr(f"delayq._dashboard.{name}._SECONDS", 3600)
+    # Nor is anything shown that was counted a moment ago.
+    for name in ("_FRESH", "_SHARE"):
+        monkeypatch.setattr(f"delayq._dashboard.counts.{name}", 0)
+    monkeypatch.setattr("delayq._dashboard.queues._SHARE", 0)
+    monkeypatch.setattr("delayq._dashboard.board._FRESH", 0)
 
 
 async def mails(client: Client) -> Jobs:
@@ -233,13 +238,16 @@ async def test_dead_letters_are_filtered(
     ):
         shown = await page(reader, f"{LETTERS}&{asked}")
         assert set(names(shown)) == {f"dead-{number}" for number in ids}, asked
+        # The last death comes first.
+        assert partitions or names(shown) == sorted(names(shown), reverse=True)
         assert f"{len(ids)} matching." in texts(shown) or f"{len(ids)} with the" in texts(shown)
 
 
 async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser) -> None:
     await dead_of_all_kinds(client)
     shown = await page(reader, f"{LETTERS}&by=type")
-    assert re.search(r"TimeoutError 4 .* LookupError 1 .* expired 1 ", texts(shown))
+    # The last death comes first.
+    assert re.search(r"TimeoutError 4 .* expired 1 .* LookupError 1 ", texts(shown))
     (address,) = [link for link in links(shown, "letters?") if "TimeoutError" in link]
     assert len(names(await page(reader, address))) == 4
     await page(reader, f"{LETTERS}&by=moon", 404)
@@ -294,36 +302,185 @@ async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Brows
     assert [letter.reason for letter in await jobs.dead.list()] == ["other"]
 
 
-async def test_a_filter_of_dead_letters_is_bounded(
-    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
+async def test_a_count_goes_on_from_page_to_page(
+    client: Client, raw: Any, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.dead._MAX_EXAMINED", 300)
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer_many([Offer(i, id=f"m{i:03}") for i in range(500)])
-    while messages := await jobs.claim(100):
-        for message in messages:
-            await message.bury("x", "Odd: 1" if message.value % 2 else "Even: 1")
-    shown = await page(admin, f"{LETTERS}&by=type")
-    assert "The oldest 300 of 500 dead letters are counted." in texts(shown)
-    shown = await page(admin, f"{LETTERS}&error=odd")
-    assert "150 matching, among the oldest 300 of 500." in texts(shown)
-    seen = await on_all_pages(admin, f"{LETTERS}&error=odd", r"<code>([^<]+)</code></a>")
+    # One step for each page.
+    monkeypatch.setattr("delayq._dashboard.counts._SECONDS", -1)
+    await client.reliable_queue("jobs", partitions=2).stats()
+    await fill_with_letters(raw, range(250), 2)
+    shown = ""
+    for address in (f"{LETTERS}&by=reason", "all-dead?by=reason&error=in", f"{LETTERS}&reason=in"):
+        parts = [texts(await page(admin, address)) for _ in range(6)]
+        assert re.search("100 of 250 (dead letters are|that are) counted so far", parts[0])
+        assert not any("250 of 250" in part for part in parts)
+        shown = parts[-1]
+        assert "All 250 dead letters are counted." in shown or "250 matching." in shown
+    monkeypatch.setattr("delayq._dashboard.pages.dead._MAX_EXAMINED", 100)
+    seen = await on_all_pages(admin, f"{LETTERS}&reason=in", r"<code>([^<]+)</code></a>")
     assert len(seen) == len({*seen}) == 250
-    fields = confirmation(await page(admin, f"{LETTERS}&error=odd&offset=225"))
+    monkeypatch.setattr("delayq._dashboard.counts._SECONDS", 3600)
+    fields = confirmation(await page(admin, f"{LETTERS}&reason=in 1&offset=25"))
     answer = await send(admin, fields | {"do": "purge_matching", "sure": "1"})
-    assert "250 dead letters dropped." in answer
+    assert "125 dead letters dropped." in answer
+    # The filter stays.
+    assert 'value="in 1"' in answer
 
 
-async def test_letters_are_read_even_without_time(
+def buttons(shown: str, do: str) -> list[str]:
+    """Return where the buttons of a table of causes send their form."""
+    return [
+        html.unescape(address)
+        for address in re.findall(rf'value="{do}" form="causes" formaction="([^"]+)"', shown)
+    ]
+
+
+async def press(browser: Browser, shown: str, address: str, do: str) -> str:
+    """Press such a button, and return the page to which it leads."""
+    fields = {"form_token": field(shown, "form_token"), "back": field(shown, "back"), "do": do}
+    answer = await browser.post(address, data=fields)
+    assert answer.status_code == 303, answer.text
+    return await page(browser, answer.headers["location"])
+
+
+async def test_dead_letters_of_all_queues_are_redriven_by_cause(
+    client: Client, admin: Browser
+) -> None:
+    jobs = await dead_of_all_kinds(client)
+    other = client.reliable_queue("other/ü 1%")
+    await die(other, "attempts", "TimeoutError: c")
+    address = "all-dead?by=type&error=timeout"
+    shown = await page(admin, address)
+    assert "All 7 dead letters are counted." in texts(shown)
+    rows = re.findall(r"(\w+Error) (\S+(?: 1%)?) (\d) ", texts(shown).partition("counted.")[2])
+    assert rows == [
+        ("TimeoutError", "other/ü 1%", "1"),
+        ("TimeoutError", "jobs", "4"),
+        ("LookupError", "jobs", "1"),
+    ]
+    first, second, _ = buttons(shown, "redrive_matching")
+    await die(jobs, "attempts", "TimeoutError: late")
+    again = await press(admin, shown, first, "redrive_matching")
+    assert "1 message re-queued. This cannot be undone." in texts(again)
+    # The filter stays.
+    assert 'value="timeout"' in again
+    again = await press(admin, again, second, "purge_matching")
+    assert "4 dead letters dropped." in texts(again)
+    # What died after the page was read stays.
+    assert {letter.error for letter in await jobs.dead.list()} == {
+        "LookupError: Timeout",
+        "",
+        "TimeoutError: late",
+    }
+    assert (await other.stats()).ready == 1
+
+
+# Retries
+
+
+RETRIES = "retries?kind=reliable&name=jobs"
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_failed_messages_are_retried_and_cancelled_by_cause(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions, lease=3600)
+    await jobs.offer_many([Offer(n, id=f"m{n}", max_attempts=7) for n in range(6)])
+    assert "No message waits for another attempt." in texts(await page(admin, RETRIES))
+    for message in sorted(await jobs.claim(6), key=lambda message: int(message.value)):
+        error = "TimeoutError: no answer" if message.value < 4 else "LookupError: gone"
+        await message.nack(3000 + message.value, error=f"Traceback\n  line\n{error}")
+    await jobs.offer("another", 600)
+    shown = await page(admin, RETRIES)
+    assert names(shown) == [f"m{n}" for n in range(6)]
+    assert "All 6 failed messages are counted." in texts(shown)
+    assert "m0 TimeoutError: no answer 1 of 7 in 49 min" in texts(shown)
+    address = next(link for link in links(shown, "retries?") if "LookupError" in link)
+    assert names(await page(admin, address)) == ["m4", "m5"]
+
+    shown = await page(admin, f"all-retries?by=error&x={partitions}")
+    assert re.search("TimeoutError: no answer jobs 4 .* LookupError: gone jobs 2 ", texts(shown))
+    timeouts, gone = buttons(shown, "retry_cause")
+    again = await press(admin, shown, timeouts, "retry_cause")
+    assert "4 messages rescheduled." in texts(again)
+    assert {message.id for message in await jobs.list("ready")} == {"m0", "m1", "m2", "m3"}
+    assert "4 messages are as before." in await undo(admin, again)
+    assert (await jobs.stats()).ready == 0
+    again = await press(admin, shown, gone, "cancel_cause")
+    assert "2 messages cancelled." in texts(again)
+    assert "Retries" in again
+    await page(admin, f"{RETRIES}&from=7", 404)
+
+    shown = await page(admin, RETRIES)
+    fields = form(shown, "back", "state") | {
+        "do": "run_now",
+        "at": re.findall(r'name="at" value="([^"]+)"', shown)[:1],
+    }
+    assert "1 message rescheduled." in texts(await send(admin, fields))
+    assert [message.id for message in await jobs.list("ready")] == ["m0"]
+
+
+async def test_failed_messages_are_read_page_by_page(
     client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.dead._SECONDS", -1)
-    await client.reliable_queue("jobs", partitions=2).stats()
-    await fill_with_letters(raw, range(6), 2)
-    assert re.search(r"in [01] [1-6] ", texts(await page(reader, f"{LETTERS}&by=reason")))
-    assert re.search(
-        r" [1-6] matching, among the", texts(await page(reader, f"{LETTERS}&reason=i"))
+    for queue, partitions in (("jobs", None), ("parts", 3)):
+        jobs = client.reliable_queue(queue, partitions=partitions)
+        await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(2_000)])
+        for number in range(partitions or 1):
+            keys = ReliableKeys.of(queue, partition=number)
+            ids = await raw.hkeys(keys.named("bodies"))
+            await raw.hset(keys.named("errors"), mapping=dict.fromkeys(ids, f"Odd: {'x' * 99}"))
+        address = f"retries?kind=reliable&name={queue}&by=type&cause=Odd"
+        seen = await on_all_pages(reader, address, r"<code>(m[0-9]+)</code></a>")
+        assert len(seen) == len({*seen}) == 2_000
+
+
+# Messages that were handled
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_handled_messages_are_listed_and_found(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions, keep=3600)
+    for number in range(30):
+        await jobs.offer(number, id=f"m{number}")
+        if not number:
+            assert "No message was handled" in await page(admin, f"{JOBS}&state=handled")
+        (message,) = await jobs.claim()
+        if number == 29:
+            await message.nack(0, error="TimeoutError: slow")
+            (message,) = await jobs.claim()
+        await message.ack(result={"sum": number})
+    # One that failed, and one that was cancelled after it had failed.
+    for name in ("fails", "goes"):
+        await jobs.offer(0, id=name)
+        await (await jobs.claim())[0].nack(600, error="LookupError: gone")
+    assert await jobs.cancel("goes")
+
+    seen = await on_all_pages(admin, f"{JOBS}&state=handled", r"<code>(m[0-9]+)</code></a>")
+    assert seen == [f"m{number}" for number in reversed(range(30))]
+    for asked in ("id=m29", "q=29", "error=slow", "q=29&state=handled"):
+        (address,) = links(await page(admin, f"search?kind=reliable&name=jobs&{asked}"), "message?")
+        shown = texts(await page(admin, address))
+        assert '"sum": 29' in shown
+        assert re.search(r"Attempt 1 .* TimeoutError: slow Attempt 2 .* Handled ", shown)
+    assert "cancelled or purged, or has expired" in await page(
+        admin, address.replace("m29", "goes")
     )
+    await page(admin, address.replace("m29", "unknown"), 404)
+
+
+async def test_a_queue_opens_where_its_messages_are(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600)
+    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(3)])
+    await jobs.offer("later", 600, id="later")
+    shown = await page(admin, JOBS)
+    assert set(names(shown)) == {"m0", "m1", "m2"}
+    # Live updates stay there.
+    (address,) = re.findall(r'data-live="([^"]+)"', shown)
+    assert "state=ready" in address
 
 
 # Actions on several messages, and undoing them
@@ -465,12 +622,12 @@ async def test_the_memory_for_undoing_actions_is_bounded_in_size_and_time(
 
     undos = Undos()
     tokens = [undos.keep(Undo(nothing, 1, 10 * 1024 * 1024)) for _ in range(4)]
-    assert [undos.can_undo(token) for token in tokens] == [False, True, True, True]
+    assert [undos.find(token) is not None for token in tokens] == [False, True, True, True]
     assert not undos.keep(Undo(nothing, 1, 40 * 1024 * 1024))
-    assert undos.can_undo(tokens[3])
+    assert undos.find(tokens[3])
     now = time.monotonic()
     monkeypatch.setattr("delayq._dashboard.undo.time.monotonic", lambda: now + 61)
-    assert not undos.can_undo(tokens[3])
+    assert undos.find(tokens[3]) is None
 
 
 async def expired_in_front(jobs: Jobs, raw: Any, expired: int, live: int) -> list[str]:
@@ -548,9 +705,6 @@ async def test_letters_are_in_the_order_of_all_partitions_and_no_others_are_read
     shown = await page(reader, f"dead?{JOBS[6:]}&offset=5000")
     assert names(shown) == [f"d{n}" for n in range(5000, 5025)]
     assert sum(bodies) == 25
-    monkeypatch.setattr("delayq._dashboard.pages.dead._MAX_EXAMINED", 300)
-    shown = texts(await page(reader, f"{LETTERS}&by=reason"))
-    assert re.findall(r"in (\d) 100 ", shown) == ["0", "1", "2"]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, at: int) -> None:
@@ -655,6 +809,19 @@ async def test_a_delayed_queue_has_the_same_actions(client: Client, admin: Brows
     assert await there() == before
     await select(admin, ORDERS, "run_now", 1)
     assert await orders.poll(5.0) == "b"
+
+
+async def test_no_more_is_cancelled_than_an_undo_brings_back(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.changes.MOST_BYTES", 40_000)
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(60)])
+    shown = await select(admin, JOBS, "cancel_many", all="1")
+    assert "messages cancelled, and not the others" in texts(shown)
+    assert 20 < (await jobs.stats()).delayed < 30
+    await undo(admin, shown)
+    assert (await jobs.stats()).delayed == 60
 
 
 async def test_an_action_on_a_state_is_bounded(
@@ -822,6 +989,20 @@ async def test_a_schedule_is_paused_resumed_and_removed(
     assert await jobs.schedules() == []
     for do in ("pause_schedule", "resume_schedule", "unschedule", "run_schedule"):
         assert "there is no such schedule" in await send(admin, fields | {"do": do})
+
+
+async def test_the_schedules_of_all_queues_are_listed(client: Client, admin: Browser) -> None:
+    for queue, every in (("jobs", 7200), ("mails", 3600)):
+        await client.reliable_queue(queue).schedule("often", every=every, value=1)
+    shown = await page(admin, "all-schedules?q=OFTEN")
+    assert re.search("often mails every 1 h .* never .* often jobs every 2 h ", texts(shown))
+    fields = form(shown, "back", "schedule") | {"do": "pause_schedule"}
+    # The page stays, with what was searched for.
+    shown = await send(admin, fields)
+    assert "Schedule paused." in shown
+    assert 'value="OFTEN"' in shown
+    assert re.search("often jobs .* often mails every 1 h paused", texts(shown))
+    assert "No schedule or queue has" in await page(admin, "all-schedules?q=rarely")
 
 
 # A message's timeline

@@ -48,6 +48,12 @@ PAGES = {
     "causes": f"letters?{MAILS}&by=type",
     "groups": "groups?kind=reliable&name=reports",
     "group": f"groups?{MAILS}&q=tenant-7",
+    "all-dead": "all-dead",
+    "retries": f"retries?{MAILS}",
+    "all-retries": "all-retries?by=error",
+    "handled": f"queue?{MAILS}&state=handled",
+    "done": f"message?{MAILS}&at=//done-edsger",
+    "all-schedules": "all-schedules",
     "batches": "batches?kind=reliable&name=reports",
     "schedules": "schedules?kind=reliable&name=reports",
     "enqueue": f"enqueue?{MAILS}",
@@ -228,7 +234,10 @@ def mail(to: str, template: str = "welcome", **options: Any) -> Offer[dict[str, 
 
 
 async def fill(client: Client) -> None:
-    mails = client.reliable_queue("mails", lease=600)
+    mails = client.reliable_queue("mails", lease=600, keep=86_400)
+    await mails.offer({"to": "edsger@example.org"}, id="done-edsger")
+    for message in await mails.claim(1):
+        await message.ack(result={"accepted": True})
     delays = {"ada": 600, "grace": 3000, "edsger": 7000, "barbara": 40_000, "donald": 300_000}
     await mails.offer_many(
         mail(name, delay=delay, id=f"welcome-{name}") for name, delay in delays.items()
@@ -237,6 +246,10 @@ async def fill(client: Client) -> None:
     await mails.offer_many(mail("nobody", id=f"bounce-{i}", priority=9) for i in range(4))
     error = "Traceback (most recent call last):\nLookupError: no mailbox of this name"
     await bury(mails, 4, error)
+    await mails.offer_many(mail("nobody", id=f"retry-{i}", max_attempts=5) for i in range(6))
+    errors = ("TimeoutError: no answer within 30 s", "ConnectionError: refused")
+    for at, message in enumerate(await mails.claim(6)):
+        await message.nack(60 + 40 * at, error=errors[at % 4 == 3])
     await mails.offer_many(mail("now", headers={"trace": "4bf92f35"}) for _ in range(12))
     await mails.claim(3)
     orders = client.delayed_queue("orders:unpaid")

@@ -1,27 +1,29 @@
-"""The dead letters of a reliable queue: all, some by their conditions, and counts by cause."""
+"""Dead letters: those of a reliable queue, some by their conditions, and all queues by cause."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 
-from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import UNITS, farthest, offset_of, redirect, whole_number
+from delayq._dashboard.board import Action, Note, Page, is_live
+from delayq._dashboard.forms import UNITS, button_link, farthest, offset_of, whole_number
 from delayq._dashboard.health import SECOND
 from delayq._dashboard.pages.queue import PER_PAGE
 from delayq._dashboard.rendering import link
+from delayq._dashboard.sources import ReliableSource
 from delayq._durations import moment_us
 from delayq.admin import letters
-from delayq.admin.letters import GroupBy, LetterQuery
+from delayq.admin.letters import GroupBy, LetterCount, LetterQuery
 from delayq.admin.search import Search
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
     from delayq._dashboard.rows import Row
-    from delayq._dashboard.sources import ReliableSource
+    from delayq._dashboard.sources import AnySource
+    from delayq.admin.letters import LetterGroup
 
 
 async def load_letters(board: Board, request: Request) -> Mapping[str, Any]:
@@ -57,10 +60,10 @@ async def redrive(board: Board, source: ReliableSource, form: Form) -> Response:
             await source.all_stores(), LetterQuery(died_before=form.shown_at())
         )
     elif not refs:
-        return redirect("dead", source, done="unchosen")
+        return board.redirect_back(form, source, "dead", done="unchosen")
     else:
         count = await source.redrive([ref for ref in refs if source.may_hold(ref)])
-    return redirect("dead", source, done="redriven", count=str(count))
+    return board.redirect_back(form, source, "dead", done="redriven", count=str(count))
 
 
 async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
@@ -69,10 +72,10 @@ async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
             await source.all_stores(), LetterQuery(died_before=form.shown_at())
         )
     elif not refs:
-        return redirect("dead", source, done="unchosen")
+        return board.redirect_back(form, source, "dead", done="unchosen")
     else:
         count = await source.purge_dead([ref for ref in refs if source.may_hold(ref)])
-    return redirect("dead", source, done="purged", count=str(count))
+    return board.redirect_back(form, source, "dead", done="purged", count=str(count), undo="no")
 
 
 LETTERS = Page(
@@ -95,13 +98,17 @@ LETTERS = Page(
 
 
 GROUPINGS: tuple[GroupBy, ...] = get_args(GroupBy)
-# The bounds of one page: the most letters that are examined to count them, and then to find those
-# to show, and the time for each, in seconds. A page opens within 300 ms.
+# The bounds of a page of letters that match: the most that are examined, and the time in seconds.
+# A page opens within 300 ms.
 _MAX_EXAMINED = 10_000
 _SECONDS = 0.1
 # The longest age, in seconds: a hundred years.
 _OLDEST = 100 * 365 * 86_400
 _FIELDS = ("error", "reason", "older", "unit", "by", "cause")
+CAUSES_PER_PAGE = 50
+"""How many causes a page shows."""
+COUNTING_REFRESH = 2
+"""The time until a page that counts goes on where scripts do not run, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +130,7 @@ class _Filter:
         """Read the conditions. Raises HTTPException."""
         texts = {name: params.get(name, "").strip() for name in _FIELDS}
         texts["cause"] = params.get("cause", "")
-        if texts["by"] and texts["by"] not in GROUPINGS:
-            raise HTTPException(404, "Dead letters are grouped by error, type or reason.")
+        check_grouping(texts["by"])
         query = LetterQuery(texts["error"], texts["reason"], cause=_cause(texts))
         if not texts["older"]:
             return cls(texts, query)
@@ -145,12 +151,97 @@ class _Filter:
     def chooses(self) -> bool:
         return self.query != LetterQuery()
 
+    @property
+    def by(self) -> GroupBy:
+        return cast("GroupBy", self.texts["by"] or "type")
+
+
+class CauseLine(NamedTuple):
+    """A cause in one queue.
+
+    Attributes:
+        source: The queue.
+        group: Its letters.
+        address: The page of these letters; empty if they have no cause in common.
+        act: Where a form about them is sent.
+    """
+
+    source: AnySource
+    group: LetterGroup
+    address: str
+    act: str
+
+
+def check_grouping(by: str) -> None:
+    """Raise HTTPException unless ``by`` is a way to group, or empty."""
+    if by and by not in GROUPINGS:
+        raise HTTPException(404, "Messages are grouped by error, type or reason.")
+
+
+async def _count(
+    board: Board, request: Request, sources: Sequence[ReliableSource], conditions: _Filter
+) -> list[LetterCount | None]:
+    """Go on with counting the letters of some queues, and return the counts; None for each that has
+    not begun.
+    """
+
+    async def begin(source: ReliableSource) -> LetterCount:
+        stores = await source.all_stores()
+        return await LetterCount.begin(stores, conditions.by, conditions.query)
+
+    about = tuple(sorted(conditions.texts.items()))
+    return await board.counts.go_on(
+        [
+            ((source.name, "letters", source.partitions, about), partial(begin, source))
+            for source in sources
+        ],
+        is_live=is_live(request),
+    )
+
+
+def _causes(
+    sources: Sequence[ReliableSource],
+    counts: Sequence[LetterCount | None],
+    conditions: _Filter,
+    offset: int,
+    now: int,
+) -> dict[str, Any]:
+    """Return the values that show the causes so far, those of the last deaths first."""
+    groups = [
+        (source, group)
+        for source, count in zip(sources, counts, strict=True)
+        if count is not None
+        for group in count.newest(offset + CAUSES_PER_PAGE)
+    ]
+    groups.sort(key=lambda entry: entry[1].last, reverse=True)
+    # Letters that die from now on are not among those that the visitor acts on.
+    until = min(conditions.query.died_before or moment_us(now), moment_us(now)).isoformat()
+
+    def line(source: ReliableSource, group: LetterGroup) -> CauseLine:
+        if group.cause == letters.OTHER_CAUSES:
+            return CauseLine(source, group, "", "")
+        texts = conditions.texts | {"by": conditions.by, "cause": group.cause}
+        act = button_link(source, texts, all="1", sure="1", until=until)
+        return CauseLine(source, group, link("letters", source, None, **texts), act)
+
+    is_complete = all(count is not None and count.is_complete for count in counts)
+    return {
+        "lines": [line(*entry) for entry in groups[offset : offset + CAUSES_PER_PAGE]],
+        "causes": sum(count.number_of_causes for count in counts if count is not None),
+        "examined": sum(count.examined for count in counts if count is not None),
+        "is_complete": is_complete,
+        "refresh": 0 if is_complete else COUNTING_REFRESH,
+        "offset": offset,
+        "limit": CAUSES_PER_PAGE,
+    }
+
 
 async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
     depth, now = await asyncio.gather(source.depth(), board.now())
     conditions = _Filter.of(request.query_params, now)
-    values = {
+    offset = whole_number(request.query_params.get("offset"))
+    values: dict[str, Any] = {
         "source": source,
         "total": depth.dead,
         "now": now,
@@ -158,87 +249,39 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
         "units": tuple(UNITS),
         "groupings": GROUPINGS,
         "rows": (),
-        "groups": None,
-        "matching": None,
-        "examined": 0,
+        "lines": None,
+        "counting": None,
         "more": "",
     }
     if conditions.wrong:
         return values
+    counts = await _count(board, request, [source], conditions)
+    (values["counting"],) = counts
     if conditions.is_grouped:
-        return values | await _groups(source, conditions)
-    offset = whole_number(request.query_params.get("offset"))
+        return values | _causes([source], counts, conditions, offset, now)
     return values | await _find_matching(source, conditions, offset, now)
-
-
-async def _groups(source: ReliableSource, conditions: _Filter) -> dict[str, Any]:
-    by, examined = cast("GroupBy", conditions.texts["by"]), 0
-
-    def tell(done: int, _: int) -> None:
-        nonlocal examined
-        examined = done
-
-    stores = await source.all_stores()
-    groups = await letters.groups(
-        stores,
-        by,
-        conditions.query,
-        progress=tell,
-        max_examined=_MAX_EXAMINED,
-        deadline=time.monotonic() + _SECONDS,
-    )
-    texts = {name: text for name, text in conditions.texts.items() if name != "cause"}
-    return {
-        "examined": examined,
-        "groups": [
-            (
-                group,
-                None
-                if group.cause == letters.OTHER_CAUSES
-                else link("letters", source, None, **texts, cause=group.cause),
-            )
-            for group in groups
-        ],
-    }
 
 
 async def _find_matching(
     source: ReliableSource, conditions: _Filter, offset: int, now: int
 ) -> dict[str, Any]:
-    examined = 0
-
-    def tell(done: int, _: int) -> None:
-        nonlocal examined
-        examined = done
-
     # Those that die from now on are not among those that the visitor acts on.
-    query = _dead_until(conditions.query, now)
-    stores = await source.all_stores()
-    deadline = time.monotonic() + _SECONDS
-    matching = await letters.count(
-        stores, query, progress=tell, max_examined=_MAX_EXAMINED, deadline=deadline
-    )
+    latest = moment_us(now)
+    until = min(conditions.query.died_before or latest, latest)
+    query = replace(conditions.query, died_before=until)
     search = Search(await source.letters(), lambda match: query.matches(match[1]), offset)
     matches = await search.run(
         max_examined=_MAX_EXAMINED, limit=PER_PAGE, deadline=time.monotonic() + _SECONDS
     )
     rows: list[Row] = [row for row, _ in matches]
-    assert query.died_before is not None
     following = search.next_offset
     return {
         "rows": rows,
-        "matching": matching,
-        "examined": examined,
-        "until": query.died_before.isoformat(),
+        "until": until.isoformat(),
         "more": ""
         if following is None or search.searched + offset >= search.total
         else link("letters", source, None, **conditions.texts, offset=following),
     }
-
-
-def _dead_until(query: LetterQuery, now: int) -> LetterQuery:
-    latest = moment_us(now)
-    return replace(query, died_before=min(query.died_before or latest, latest))
 
 
 def _cause(texts: Mapping[str, str]) -> tuple[GroupBy, str] | None:
@@ -246,23 +289,22 @@ def _cause(texts: Mapping[str, str]) -> tuple[GroupBy, str] | None:
 
 
 async def redrive_matching(board: Board, source: ReliableSource, form: Form) -> Response:
-    if form.refs() is not None:
-        return _refuse_without_query(source, form)
-    count = await letters.redrive(await source.all_stores(), _query_in(form))
-    return redirect("dead", source, done="redriven", count=str(count), undo="no")
+    return await _change_matching(board, source, form, letters.redrive, "redriven")
 
 
 async def purge_matching(board: Board, source: ReliableSource, form: Form) -> Response:
+    return await _change_matching(board, source, form, letters.purge, "purged")
+
+
+async def _change_matching(
+    board: Board, source: ReliableSource, form: Form, change: Callable[..., Any], done: str
+) -> Response:
     if form.refs() is not None:
-        return _refuse_without_query(source, form)
-    count = await letters.purge(await source.all_stores(), _query_in(form))
-    return redirect("dead", source, done="purged", count=str(count), undo="no")
-
-
-def _refuse_without_query(source: ReliableSource, form: Form) -> Response:
-    """Show the same letters again: the form of another page would change all of them."""
-    texts = {name: text for name in _FIELDS if (text := unquote(form.get(name)))}
-    return redirect("letters", source, **texts, done="unsure_letters")
+        # Show the same letters again: the form of another page would change all of them.
+        texts = {name: text for name in _FIELDS if (text := unquote(form.get(name)))}
+        return board.redirect_back(form, source, "letters", **texts, done="unsure_letters")
+    count: int = await change(await source.all_stores(), _query_in(form))
+    return board.redirect_back(form, source, "dead", done=done, count=str(count), undo="no")
 
 
 def _query_in(form: Form) -> LetterQuery:
@@ -288,3 +330,29 @@ MATCHING_LETTERS = Page(
         )
     },
 )
+
+
+async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
+    now = await board.now()
+    conditions = _Filter.of(request.query_params, now)
+    offset = whole_number(request.query_params.get("offset"))
+    queues = await board.queues.find_all()
+    sources = [board.queues.of(*queue) for queue in queues if queue[0] == "reliable"]
+    dying: list[tuple[int, ReliableSource]] = []
+    for source, depth in zip(sources, await board.live.depths(sources), strict=True):
+        if isinstance(source, ReliableSource) and not isinstance(depth, str) and depth.dead:
+            dying.append((depth.dead, source))
+    # The small ones first: their counts are complete at once.
+    dying.sort(key=lambda entry: entry[0])
+    dying_sources = [source for _, source in dying]
+    counts = await _count(board, request, dying_sources, conditions)
+    return {
+        "now": now,
+        "chosen": conditions,
+        "groupings": GROUPINGS,
+        "total": sum(number for number, _ in dying),
+        **_causes(dying_sources, counts, conditions, offset, now),
+    }
+
+
+ALL_LETTERS = Page("/all-dead", "all_dead.html", load_all, label="Dead letters", scope="server")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import UNITS, redirect, whole_number
+from delayq._dashboard.forms import UNITS, Form, redirect, whole_number
 from delayq._dashboard.rendering import pack_ref
 from delayq._dashboard.sources import ReliableSource
 from delayq._durations import estimated_delay, when_due
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from delayq._dashboard.board import Board
-    from delayq._dashboard.forms import Form
     from delayq._dashboard.sources import AnySource
 
 _EMPTY = {
@@ -130,17 +128,6 @@ def _payload(form: Form) -> bytes:
     return JsonCodec().encode(value)
 
 
-def _at(form: Form) -> datetime | None:
-    if not (text := form.get("at_time").strip()):
-        return None
-    try:
-        at = datetime.fromisoformat(text)
-        # A browser's field has no offset, and is in UTC.
-        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise HTTPException(400, "The date must look like 2030-01-31T12:00, in UTC.") from None
-
-
 def _headers(form: Form) -> dict[str, str] | None:
     headers = {}
     for line in filter(None, map(str.strip, form.get("headers").splitlines())):
@@ -173,7 +160,7 @@ def _ttl(form: Form) -> float | None:
 _FIELDS: dict[str, Callable[[Form], Any]] = {
     "payload": _payload,
     "delay": lambda form: form.seconds("delay") if form.get("delay") else None,
-    "at": _at,
+    "at": Form.at,
     "id": lambda form: form.get("id") or None,
     "group": lambda form: form.get("group") or None,
     "priority": _priority,

@@ -11,7 +11,7 @@ from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import NO_DELAY, UNITS, redirect
 from delayq._dashboard.pages.queue import redirect_after
-from delayq._dashboard.rendering import pack_ref, parse_ref, us
+from delayq._dashboard.rendering import link, pack_ref, parse_ref, us
 from delayq._dashboard.sources import ReliableSource
 from delayq._durations import MICROSECOND
 
@@ -84,6 +84,8 @@ def timeline(row: Row, history: MessageHistory | None, now: int) -> list[Event]:
         events.append(Event("Lease ends", row.lease_us))
     if row.due_us is not None:
         events = _insert_by_time(events, Event("Due", row.due_us))
+    if row.state == "handled":
+        events.append(Event("Handled", row.finished_us))
     if row.state == "dead":
         events.append(Event("Died", row.died_us, note=row.reason, is_bad=True))
     if row.expires_us is not None:
@@ -126,23 +128,28 @@ def _mark_if_ahead(event: Event, now: int) -> Event:
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     ref = parse_ref(request.query_params.get("at", ""))
-    dead = request.query_params.get("dead") == "1"
-    return await _values(board, await board.source(request), ref, dead=dead)
+    dead, back = request.query_params.get("dead") == "1", request.query_params.get("back", "")
+    return await _values(board, await board.source(request), ref, back, dead=dead)
 
 
 async def _values(
-    board: Board, source: AnySource, ref: MessageRef | None, *, dead: bool
+    board: Board, source: AnySource, ref: MessageRef | None, back: str, *, dead: bool
 ) -> dict[str, Any]:
+    address, query = board.own_address(back)
     row = await source.find(ref, dead=dead) if ref is not None else None
     if row is None:
         raise HTTPException(
-            404, "This message no longer exists: it was delivered, cancelled, moved or dropped."
+            404,
+            "This message no longer exists: it was delivered, cancelled, moved or dropped. Queues"
+            " with the setting keep show messages for some time after they were handled.",
         )
     now = await board.now()
     history = await source.history(row) if isinstance(source, ReliableSource) else None
     return {
         "source": source,
         "row": row,
+        # The list from which the visitor has come.
+        "origin": link(address, **query) if back else "",
         "now": now,
         "units": tuple(UNITS),
         "events": timeline(row, history, now) if source.kind == "reliable" else (),
@@ -152,21 +159,22 @@ async def _values(
 
 async def cancel(board: Board, source: AnySource, form: Form) -> Response:
     changed = await changes.cancel(board, source, [form.ref(source)])
-    return redirect_after(source, source.states[0], "cancelled", changed)
+    return redirect_after(board, form, source, "cancelled", changed)
 
 
 async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
     ref = form.ref(source)
     try:
-        delay = form.delay_us()
+        when = form.due_time(await board.now())
     except HTTPException as error:
-        values = await _values(board, source, ref, dead=False)
+        values = await _values(board, source, ref, form.get("back"), dead=False)
         return await board.refuse(form, PAGE, **values | form.refused_delay(error))
-    changed = await changes.reschedule(board, source, [ref], delay)
+    changed = await changes.reschedule(board, source, [ref], when)
     if not changed.refs:
-        return redirect("queue", source, done="gone")
-    at = pack_ref(changed.refs[0])
-    return redirect("message", source, at=at, done="rescheduled", undo=changed.undo)
+        return board.redirect_back(form, source, "queue", done="gone")
+    # In a delayed queue, the message has another reference now.
+    at, back = pack_ref(changed.refs[0]), form.get("back")
+    return redirect("message", source, at=at, back=back, done="rescheduled", undo=changed.undo)
 
 
 PAGE = Page(

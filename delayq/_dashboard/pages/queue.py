@@ -11,6 +11,7 @@ from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, redirect
 from delayq._dashboard.health import count_in, is_late, late_us, states
+from delayq._dashboard.sources import ReliableSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from delayq._dashboard.changes import Changed
     from delayq._dashboard.forms import Form
     from delayq._dashboard.rows import MessageRef
-    from delayq._dashboard.sources import AnySource, ReliableSource
+    from delayq._dashboard.sources import AnySource
+    from delayq._durations import DueTime
     from delayq.admin.delayed import PurgeState
+    from delayq.stats import QueueDepth
 
 
 PER_PAGE = 25
@@ -33,18 +36,29 @@ _BARS = ("next minute", "next hour", "next day", "later")
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.source(request)
-    state = request.query_params.get("state", source.states[0])
-    return await _values(board, source, state, offset_of(request, source))
+    offset = offset_of(request, source)
+    if (state := request.query_params.get("state")) is None:
+        state = _fullest(source, await source.depth())
+    return await _values(board, source, state, offset)
+
+
+def _fullest(source: AnySource, depth: QueueDepth) -> str:
+    """Return the state that has the most messages; the first one if there are none."""
+    return max(source.states, key=lambda state: count_in(depth, state))
 
 
 async def _values(board: Board, source: AnySource, state: str, offset: int) -> dict[str, Any]:
-    if state not in source.states:
+    handled = isinstance(source, ReliableSource) and await source.keeps_records()
+    if state not in source.states and not (state == "handled" and source.kind == "reliable"):
         raise HTTPException(404, "Unknown message state.")
     now = await board.now()
     depth, (soon, *bars), listing = await asyncio.gather(
         source.depth(), source.histogram(now), source.page(state, offset, PER_PAGE)
     )
-    count = count_in(depth, state)
+    if isinstance(source, ReliableSource) and state == "handled":
+        count = await source.count_recorded()
+    else:
+        count = count_in(depth, state)
     bars[0] += soon
     trail = board.live.trail(source)
     trail.add(depth, late_us(depth, source.kind), soon)
@@ -56,6 +70,9 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
         "trail": trail,
         "bars": list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
         "state": state,
+        "handled": handled or state == "handled",
+        # Live updates stay with the state that was chosen.
+        "settled": {"state": state},
         "count": count,
         "total": listing.total(offset, count),
         "listing": listing,
@@ -72,31 +89,31 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
 
 async def pause(board: Board, source: ReliableSource, form: Form) -> Response:
     await source.pause()
-    return redirect("queue", source, done="paused")
+    return board.redirect_back(form, source, "queue", done="paused")
 
 
 async def resume(board: Board, source: ReliableSource, form: Form) -> Response:
     await source.resume()
-    return redirect("queue", source, done="resumed")
+    return board.redirect_back(form, source, "queue", done="resumed")
 
 
 async def cancel_many(board: Board, source: AnySource, form: Form) -> Response:
     state = _state(source, form)
     if not (refs := await _selected_refs(source, state, form)):
-        return redirect("queue", source, state=state, done="unselected")
+        return board.redirect_back(form, source, "queue", state=state, done="unselected")
     changed = await changes.cancel(board, source, refs, running=state == "leased")
-    return redirect_after(source, state, "cancelled_many", changed)
+    return redirect_after(board, form, source, "cancelled_many", changed)
 
 
 async def reschedule_many(board: Board, source: AnySource, form: Form) -> Response:
     state = _state(source, form)
     try:
-        delay = form.delay_us()
+        when = form.due_time(await board.now())
     except HTTPException as error:
         values = await _values(board, source, state, 0)
         refused = form.refused_delay(error)
         return await board.refuse(form, PAGE, **values | refused)
-    return await _reschedule(board, source, form, state, delay)
+    return await _reschedule(board, source, form, state, when)
 
 
 async def run_now(board: Board, source: AnySource, form: Form) -> Response:
@@ -104,20 +121,20 @@ async def run_now(board: Board, source: AnySource, form: Form) -> Response:
 
 
 async def _reschedule(
-    board: Board, source: AnySource, form: Form, state: str, delay_us: int
+    board: Board, source: AnySource, form: Form, state: str, when: DueTime
 ) -> Response:
     if not (refs := await _selected_refs(source, state, form)):
-        return redirect("queue", source, state=state, done="unselected")
-    changed = await changes.reschedule(board, source, refs, delay_us)
-    return redirect_after(source, state, "rescheduled_many", changed)
+        return board.redirect_back(form, source, "queue", state=state, done="unselected")
+    changed = await changes.reschedule(board, source, refs, when)
+    return redirect_after(board, form, source, "rescheduled_many", changed)
 
 
 async def undo(board: Board, source: AnySource, form: Form) -> Response:
     if (undone := await board.undos.run(form.get("undo"))) is None:
-        return redirect("queue", source, done="late")
+        return board.redirect_back(form, source, "queue", done="late")
     (count, unsure), total = undone
     done = "undone" if count == total else "perhaps" if unsure else "partly"
-    return redirect("queue", source, done=done, count=str(count))
+    return board.redirect_back(form, source, "queue", done=done, count=str(count))
 
 
 def _state(source: AnySource, form: Form) -> str:
@@ -134,14 +151,21 @@ async def _selected_refs(source: AnySource, state: str, form: Form) -> list[Mess
     return [ref for ref in selected if source.may_hold(ref)]
 
 
-def redirect_after(source: AnySource, state: str, done: str, changed: Changed) -> Response:
-    """Lead to the list in one state, with a note on what was changed."""
+def redirect_after(
+    board: Board, form: Form, source: AnySource, done: str, changed: Changed
+) -> Response:
+    """Lead back, or to the list of the queue, with a note on what was changed."""
     count = len(changed.refs)
-    return redirect(
-        "queue",
+    if not changed.is_whole:
+        done = "stopped"
+    elif changed.is_full:
+        done = "full"
+    return board.redirect_back(
+        form,
         source,
-        state=state,
-        done="stopped" if not changed.is_whole else done if count else "gone",
+        "queue",
+        state=form.get("state") or source.states[0],
+        done=done if count or not changed.is_whole else "gone",
         count=str(count),
         undo=changed.undo or ("no" if count else ""),
     )
@@ -174,6 +198,13 @@ PAGE = Page(
         "stopped": Note(
             "message changed, and perhaps more: the server failed in between. Check the list.",
             "messages changed, and perhaps more: the server failed in between. Check the list.",
+            bad=True,
+        ),
+        "full": Note(
+            "message cancelled, and not the others: an undo of more would not fit. Cancel them in"
+            " the same way.",
+            "messages cancelled, and not the others: an undo of more would not fit. Cancel them in"
+            " the same way.",
             bad=True,
         ),
         "unselected": Note("Nothing changed: select messages first.", bad=True),

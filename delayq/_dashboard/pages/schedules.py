@@ -1,14 +1,17 @@
-"""The recurring messages of a reliable queue."""
+"""The recurring messages: of a reliable queue, and of all queues."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import redirect, whole_number
+from delayq._dashboard.forms import whole_number
+from delayq._dashboard.sources import ReliableSource
 from delayq._dashboard.undo import Undo, Undone
+from delayq.admin.catalog import FoundQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.sources import ReliableSource
 
 _PER_PAGE = 50
 # The memory that an undo takes at most, in bytes.
@@ -45,7 +47,7 @@ async def run_schedule(board: Board, source: ReliableSource, form: Form) -> Resp
     runs = {listed.name: listed.runs for listed in await source.schedules()}.get(name)
     brought_forward = await source.run_schedule_now(name)
     if brought_forward is None or not runs:
-        return redirect("schedules", source, done="not_run")
+        return board.redirect_back(form, source, "schedules", done="not_run")
     store, occurrence = brought_forward
     due_us = round(runs[0].timestamp() * 1_000_000)
 
@@ -53,24 +55,30 @@ async def run_schedule(board: Board, source: ReliableSource, form: Form) -> Resp
         delay_us = max(0, due_us - await board.now())
         return Undone(sum(await store.reschedule([occurrence], delay_us)))
 
-    token = board.undos.keep(Undo(undo, 1, _SIZE))
-    return redirect("schedules", source, done="run", undo=token)
+    token = board.undos.keep(Undo(undo, 1, _SIZE, FoundQueue(source.kind, source.name)))
+    return board.redirect_back(form, source, "schedules", done="run", undo=token)
 
 
 async def unschedule(board: Board, source: ReliableSource, form: Form) -> Response:
     name = unquote(form.get("schedule"))
     done = await source.unschedule(name)
-    return redirect("schedules", source, done="unscheduled" if done else "no_schedule")
+    return board.redirect_back(
+        form, source, "schedules", done="unscheduled" if done else "no_schedule"
+    )
 
 
 async def pause_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
     done = await source.pause_schedule(unquote(form.get("schedule")))
-    return redirect("schedules", source, done="schedule_paused" if done else "no_schedule")
+    return board.redirect_back(
+        form, source, "schedules", done="schedule_paused" if done else "no_schedule"
+    )
 
 
 async def resume_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
     done = await source.resume_schedule(unquote(form.get("schedule")))
-    return redirect("schedules", source, done="schedule_resumed" if done else "no_schedule")
+    return board.redirect_back(
+        form, source, "schedules", done="schedule_resumed" if done else "no_schedule"
+    )
 
 
 PAGE = Page(
@@ -99,4 +107,37 @@ PAGE = Page(
         ),
         "no_schedule": Note("Nothing changed: there is no such schedule.", bad=True),
     },
+)
+
+
+_LAST = datetime.max.replace(tzinfo=UTC)
+
+
+async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
+    pattern = request.query_params.get("q", "")
+    offset = whole_number(request.query_params.get("offset"))
+    answers = await board.ask_all("schedules", ReliableSource.schedules)
+    schedules = [
+        (source, listed)
+        for source, answer in answers
+        for listed in ([] if isinstance(answer, str) else answer)
+        if pattern.casefold() in f"{source.name} {listed.name}".casefold()
+    ]
+    # The next ones first; those that are paused, or cannot be read, last.
+    schedules.sort(key=lambda entry: entry[1].runs[0] if entry[1].runs else _LAST)
+    return {
+        "wanted": pattern,
+        "troubles": [
+            f"{source.name}: {answer}" for source, answer in answers if isinstance(answer, str)
+        ],
+        "schedules": schedules[offset : offset + _PER_PAGE],
+        "offset": offset,
+        "limit": _PER_PAGE,
+        "total": len(schedules),
+        "now": await board.now(),
+    }
+
+
+ALL_SCHEDULES = Page(
+    "/all-schedules", "all_schedules.html", load_all, label="Schedules", scope="server"
 )

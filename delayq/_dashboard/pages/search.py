@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from delayq.admin.catalog import QueueKind
     from delayq.admin.payloads import PayloadCipher
 
-STATES = ("ready", "delayed", "leased", "dead", "unreadable")
+STATES = ("ready", "delayed", "leased", "dead", "handled", "unreadable")
 _PER_PAGE = 25
 # The bounds of one page: visitors go on to the next one. A page opens within 300 ms.
 _MAX_EXAMINED = 5_000
@@ -174,8 +174,9 @@ async def _search_queue(
 
 def _fields(row: Row, source: AnySource, cipher: PayloadCipher) -> SearchFields:
     name = "" if row.ref is None else name_of(row.ref)
+    payload = (row.result if row.state == "handled" else row.payload) or b""
     try:
-        texts = _texts(cipher.decrypt(row.payload or b"", source.name))
+        texts = _texts(cipher.decrypt(payload, source.name))
     except DecodeError:
         texts = []
     return SearchFields(texts, name, row.error_line, row.group, row.headers)

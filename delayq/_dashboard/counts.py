@@ -1,0 +1,111 @@
+"""Counts that take longer than a page may: each request goes on with them for a moment."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from delayq._dashboard.queues import Cached
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    Key = tuple[object, ...]
+
+# How long a page goes on with all of its counts, in seconds: it opens within 300 ms. An update of a
+# page that is open may take longer.
+_SECONDS = 0.15
+_SECONDS_OF_UPDATE = 0.5
+# Requests that come sooner after one another share what the first one has counted, in seconds.
+_FRESH = 0.9
+# A complete count is repeated after this many times as long as it took.
+_SHARE = 20
+# Maximum number of counts that are kept.
+_MOST_KEPT = 1000
+
+
+class Count(Protocol):
+    """A count that is made step by step, as by :class:`delayq.admin.letters.LetterCount`."""
+
+    total: int
+
+    @property
+    def examined(self) -> int: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    async def go_on(self, deadline: float = ...) -> None: ...
+
+
+C = TypeVar("C", bound=Count)
+
+
+class _Repeated(Generic[C]):
+    """A count that begins again after it was completed.
+
+    Attributes:
+        latest: The last complete count, or the first one as long as it is not complete; None before
+            it has begun.
+    """
+
+    def __init__(self, begin: Callable[[], Awaitable[C]]) -> None:
+        self._begin = begin
+        self._current: C | None = None
+        self._took = 0.0
+        self._deadline = 0.0
+        self._ended_at = float("-inf")
+        self._step: Cached[C] = Cached(self._go_on)
+        self.latest: C | None = None
+
+    async def go_on(self, deadline: float) -> C:
+        """Go on until ``deadline``, a moment of the monotonic clock, unless others just did."""
+        self._deadline = deadline
+        return await self._step.at_most(_FRESH)
+
+    async def _go_on(self) -> C:
+        began_at = time.monotonic()
+        if self._current is None:
+            if self.latest is not None and began_at < self._ended_at + _SHARE * self._took:
+                return self.latest
+            self._current, self._took = await self._begin(), 0.0
+        current = self._current
+        await current.go_on(self._deadline)
+        self._took += time.monotonic() - began_at
+        if current.is_complete:
+            self._current, self._ended_at = None, time.monotonic()
+        if current.is_complete or self.latest is None:
+            self.latest = current
+        return self.latest
+
+
+class Counts:
+    """The counts that pages show, shared by all viewers."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Key, _Repeated[Any]] = {}
+
+    async def go_on(
+        self, begins: Sequence[tuple[Key, Callable[[], Awaitable[C]]]], *, is_live: bool
+    ) -> list[C | None]:
+        """Go on with the counts of a page for a moment, and return them; None for each that has not
+        begun.
+
+        Args:
+            begins: The key of each count, which begins with the name of its queue, and a function
+                that begins it.
+            is_live: Whether this is for an update of a page that is open.
+        """
+        if len(self._counts) > max(_MOST_KEPT, 2 * len(begins)):
+            self._counts.clear()
+        counts = [self._counts.setdefault(key, _Repeated(begin)) for key, begin in begins]
+        deadline = time.monotonic() + (_SECONDS_OF_UPDATE if is_live else _SECONDS)
+        for number, count in enumerate(counts):
+            if number and time.monotonic() >= deadline:
+                break
+            await count.go_on(deadline)
+        return [count.latest for count in counts]
+
+    def forget(self, queue: str) -> None:
+        """Begin the counts of a queue again, because it was changed."""
+        self._counts = {key: count for key, count in self._counts.items() if key[0] != queue}

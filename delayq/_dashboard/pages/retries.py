@@ -1,0 +1,194 @@
+"""The messages that have failed and will be tried again: of a reliable queue, and of all queues."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import unquote
+
+from starlette.exceptions import HTTPException
+
+from delayq._dashboard import changes
+from delayq._dashboard.board import Action, Page, is_live
+from delayq._dashboard.forms import button_link, whole_number
+from delayq._dashboard.pages.dead import (
+    CAUSES_PER_PAGE,
+    COUNTING_REFRESH,
+    GROUPINGS,
+    check_grouping,
+)
+from delayq._dashboard.pages.queue import PER_PAGE, redirect_after
+from delayq._dashboard.rendering import link
+from delayq._dashboard.sources import ReliableSource
+from delayq.admin.letters import OTHER_CAUSES, cause_of
+from delayq.admin.retries import START, ReadPosition, RetryCount
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from delayq._dashboard.board import Board
+    from delayq._dashboard.forms import Form
+    from delayq._dashboard.rows import MessageRef
+    from delayq.admin.letters import GroupBy
+
+# An error has no reason beside it, as that of a dead letter has.
+_GROUPINGS = tuple(by for by in GROUPINGS if by != "reason")
+# How long a page reads messages, in seconds: it opens within 300 ms.
+_SECONDS = 0.1
+_POSITION = re.compile("([0-9]{1,4})[.]([0-9]{1,20})")
+
+
+class RetryLine(NamedTuple):
+    """A cause in one queue.
+
+    Attributes:
+        source: The queue.
+        cause: The cause.
+        failed: The number of messages that have failed for it.
+        address: The page of these messages; empty if they have no cause in common.
+        act: Where a form about them is sent.
+    """
+
+    source: ReliableSource
+    cause: str
+    failed: int
+    address: str
+    act: str
+
+
+def _grouping(request: Request) -> GroupBy:
+    by = request.query_params.get("by", "")
+    check_grouping(by)
+    return cast("GroupBy", by if by in _GROUPINGS else "type")
+
+
+async def _count(
+    board: Board, request: Request, sources: Sequence[ReliableSource], by: GroupBy
+) -> dict[str, Any]:
+    """Go on with counting the failed messages of some queues. Returns the values that show the
+    causes so far, the most frequent first.
+    """
+    offset = whole_number(request.query_params.get("offset"))
+    counts = await board.counts.go_on(
+        [
+            ((source.name, "retries", source.partitions, by), partial(_begin, source, by))
+            for source in sources
+        ],
+        is_live=is_live(request),
+    )
+    causes = [
+        (source, *entry)
+        for source, count in zip(sources, counts, strict=True)
+        if count is not None
+        for entry in count.causes(offset + CAUSES_PER_PAGE)
+    ]
+    causes.sort(key=lambda entry: entry[2], reverse=True)
+
+    def line(source: ReliableSource, cause: str, failed: int) -> RetryLine:
+        if cause == OTHER_CAUSES:
+            return RetryLine(source, cause, failed, "", "")
+        address = link("retries", source, None, by=by, cause=cause)
+        return RetryLine(
+            source, cause, failed, address, button_link(source, {"by": by, "cause": cause})
+        )
+
+    is_complete = all(count is not None and count.is_complete for count in counts)
+    return {
+        "total": sum(count.total for count in counts if count is not None),
+        "examined": sum(count.examined for count in counts if count is not None),
+        "is_complete": is_complete,
+        "refresh": 0 if is_complete else COUNTING_REFRESH,
+        "causes": sum(count.number_of_causes for count in counts if count is not None),
+        "lines": [line(*entry) for entry in causes[offset : offset + CAUSES_PER_PAGE]],
+        "offset": offset,
+        "limit": CAUSES_PER_PAGE,
+        "groupings": _GROUPINGS,
+        "most": changes.MAX_MESSAGES,
+    }
+
+
+async def _begin(source: ReliableSource, by: GroupBy) -> RetryCount:
+    return await RetryCount.begin(await source.all_stores(), by)
+
+
+def _matcher(by: GroupBy, cause: str) -> Callable[[str], bool]:
+    """Return a function that tells whether an error has a cause; any, if that is empty."""
+    return lambda error: not cause or cause_of(error, "", by) == cause
+
+
+async def load(board: Board, request: Request) -> Mapping[str, Any]:
+    source = await board.reliable(request)
+    params = request.query_params
+    by, cause, start = _grouping(request), params.get("cause", ""), START
+    if params.get("from"):
+        if (position := _POSITION.fullmatch(params["from"])) is None:
+            raise HTTPException(404, "There is no such page.")
+        start = ReadPosition(int(position[1]), position[2])
+    values = await _count(board, request, [source], by)
+    rows, following = await source.failed_page(
+        start, _matcher(by, cause), PER_PAGE, time.monotonic() + _SECONDS
+    )
+    more = "" if following is None else f"{following.partition}.{following.cursor}"
+    return values | {
+        "source": source,
+        "by": by,
+        "cause": cause,
+        "rows": rows,
+        "is_first": start == START,
+        "more": more and link("retries", source, None, by=by, cause=cause, **{"from": more}),
+        "now": await board.now(),
+    }
+
+
+async def retry_cause(board: Board, source: ReliableSource, form: Form) -> Response:
+    refs = await _refs_of(source, form)
+    changed = await changes.reschedule(board, source, refs, 0)
+    return redirect_after(board, form, source, "rescheduled_many", changed)
+
+
+async def cancel_cause(board: Board, source: ReliableSource, form: Form) -> Response:
+    changed = await changes.cancel(board, source, await _refs_of(source, form))
+    return redirect_after(board, form, source, "cancelled_many", changed)
+
+
+async def _refs_of(source: ReliableSource, form: Form) -> list[MessageRef]:
+    """Return references to the first messages with the form's cause. Raises HTTPException."""
+    by, cause = form.get("by"), unquote(form.get("cause"))
+    if by not in _GROUPINGS or not cause:
+        raise HTTPException(400, "The form is incomplete.")
+    await source.all_stores()
+    return await source.failed_refs(_matcher(cast("GroupBy", by), cause), changes.MAX_MESSAGES)
+
+
+PAGE = Page(
+    "/retries",
+    "retries.html",
+    load,
+    label="Retries",
+    scope="queue",
+    kinds=("reliable",),
+    actions={
+        "retry_cause": Action(retry_cause, ("reliable",)),
+        "cancel_cause": Action(cancel_cause, ("reliable",)),
+    },
+)
+
+
+async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
+    by = _grouping(request)
+    # Those that have failed messages, the fewest first: their counts are complete at once.
+    answers = await board.ask_all("failed", ReliableSource.count_failed)
+    counted = sorted(
+        ((number, source) for source, number in answers if isinstance(number, int) and number),
+        key=lambda entry: entry[0],
+    )
+    values = await _count(board, request, [source for _, source in counted], by)
+    return values | {"by": by, "total": sum(number for number, _ in counted)}
+
+
+ALL_RETRIES = Page("/all-retries", "all_retries.html", load_all, label="Retries", scope="server")
