@@ -39,6 +39,7 @@ SHOWN = {
         f"{page}-light": (page, "wide", False, 900)
         for page in (
             *("message", "search", "letters", "causes", "groups", "batches"),
+            *("all-dead", "retries", "handled", "all-schedules"),
             *("schedules", "history", "workers", "settings", "enqueue", "purge"),
         )
     },

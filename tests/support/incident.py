@@ -72,22 +72,13 @@ def fix_in_the_dashboard(
     )
     browser.reload_until_gone("bob")
 
-    browser.follow(
-        *(("Search", "Find messages"), ("#error", "ValueError"), ("Find messages", "1 found.")),
-        ("invoice-2", "could not convert string to float"),
-    )
+    browser.follow(("Retries", "ValueError"), ("invoices", "invoice-2"), ("invoice-2", "Timeline"))
     look("message")
-    browser.follow(("Cancel message", "Message cancelled."))
-
-    browser.follow(("Queues", "webhooks"), ("webhooks", "Purge"), ("Dead letters", "Drop all"))
-    for cause, count, button, notice in (
-        ("ConnectionError", 28, "Redrive matching", "28 messages re-queued."),
-        ("KeyError", 12, "Drop matching", "12 dead letters dropped."),
-    ):
-        browser.follow(("Filter and count by cause", "Find dead letters"))
-        browser.follow(("#by", "type of error"), ("Filter", cause))
-        look("causes")
-        heading = f"{count} with the type of error"
-        browser.follow((cause, heading), ('[name="sure"]', None), (button, notice))
+    browser.follow(("Cancel message", "Message cancelled."), ("Dead letters", "KeyError"))
+    look("causes")
+    browser.follow(
+        *(('[aria-label="Redrive ConnectionError"]', None), ("Dead letters", "All 12 ")),
+        *(("summary", None), ("Drop them", "12 dead letters dropped.")),
+    )
     browser.click("Queues")
     browser.until(lambda: "dead letters" not in browser.text())
