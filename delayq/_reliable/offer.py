@@ -69,7 +69,8 @@ class Offer(Generic[T]):
         """
         if not isinstance(offer, Offer):
             raise BadInput(
-                f"then takes a delayq.Offer, not {describe_value(offer)}: pass Offer(value, ...)"
+                f"then takes a delayq.Offer, not {describe_value(offer)}: pass Offer(value, ...),"
+                " or to_offer(...) of a task"
             )
         steps: list[Offer[Any]] = [self]
         while steps[-1].followers:

@@ -203,7 +203,8 @@ class OfferEncoder(Generic[T]):
         """
         if not isinstance(offer, Offer):
             raise BadInput(
-                f"then takes a delayq.Offer, not {describe_value(offer)}: pass Offer(value, ...)"
+                f"then takes a delayq.Offer, not {describe_value(offer)}: pass Offer(value, ...),"
+                " or to_offer(...) of a task"
             )
         return self.with_options(
             replace(

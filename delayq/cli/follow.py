@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from delayq import Client, MessageEvent
 
 _DOING = "be followed"
+_UNKNOWN = "there is no such message, or it has ended, and the queue keeps nothing of it"
 
 
 def follow(
@@ -29,6 +30,8 @@ def follow(
     as_json: AsJson = False,
 ) -> None:
     """Follow a message of a reliable queue until it has ended, with what its handler reports.
+
+    How a message ended that is gone, is only known if the queue has `keep`.
 
     Exit status: 0 if it was handled; 1 if it became a dead letter, was dropped, or nothing is known
     of it, or if it has not ended in time.
@@ -54,7 +57,8 @@ def follow(
         raise typer.Exit(1) from None
     assert last is not None
     if not as_json:
-        say(f"{id} is {last.state}" + (f": {last.error}" if last.error else ""))
+        why = last.error or (_UNKNOWN if last.state == "unknown" else "")
+        say(f"{id} is {last.state}" + (f": {why}" if why else ""))
     raise typer.Exit(0 if last.state == "done" else 1)
 
 

@@ -9,7 +9,9 @@ try:
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session, registry
 except ImportError as _error:
-    raise ImportError("an Outbox needs SQLAlchemy 2: pip install 'delayq[outbox]'") from _error
+    raise ImportError(
+        f"an Outbox needs SQLAlchemy 2: pip install 'delayq[outbox]' ({_error})"
+    ) from _error
 
 from delayq._checks import check_max_payload
 from delayq._functions import spell_out

@@ -277,12 +277,15 @@ class TaskCodec:
         """
         if not isinstance(value, Call):
             raise BadInput(
-                f"this queue takes calls of tasks, not {type(value).__name__}: use offer() or"
-                " to_offer() of a task"
+                f"this queue takes calls of tasks, not {type(value).__name__}: use offer() of a"
+                " task, or to_offer() in offer_many([...])"
             )
         task = self._tasks.get(value.task)
         if task is None:
-            raise BadInput(f"no task is registered as {value.task!r}")
+            raise BadInput(
+                f"no task of this queue is registered as {value.task!r}; calls that follow each"
+                " other, or belong to one batch, are of tasks of one queue"
+            )
         return b"%b%b}" % (task.head, task.arguments.encode(value.arguments))
 
     def decode(self, payload: bytes, /) -> Call:

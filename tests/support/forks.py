@@ -33,8 +33,8 @@ FORKS.set_forkserver_preload(
 
 
 def run_program(path: Path, output: Path, within: float = 60.0) -> int | None:
-    """Run a file as ``python -W error`` does, for ``within`` seconds. Return its exit status, if
-    any.
+    """Run a file as ``python -W error`` does, in the directory of its output, for ``within``
+    seconds. Return its exit status, if any.
     """
     process = FORKS.Process(target=_program, args=(str(path), output))
     process.start()
@@ -51,5 +51,6 @@ def _program(path: str, output: Path) -> None:
     os.dup2(file, 2)
     sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
     os.environ.pop("DELAYQ_URL", None)
+    os.chdir(output.parent)
     warnings.simplefilter("error")
     runpy.run_path(path, run_name="__main__")
