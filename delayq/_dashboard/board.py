@@ -90,6 +90,8 @@ class Page:
         scope: The navigation that lists the page: of the whole server, or of each queue.
         kinds: The queues that have this page.
         refresh: The time until the page reloads itself where scripts do not run (s); 0 for never.
+        every: The time between two updates of its live parts, if it is longer than a second (s);
+            less than 5, since a page says after that time that it hears nothing.
         operators: Whether the navigation lists the page for operators only.
         public: Whether the page is shown without a login.
         actions: The actions by name. A name belongs to one page.
@@ -103,6 +105,7 @@ class Page:
     scope: Literal["", "server", "queue"] = ""
     kinds: tuple[QueueKind, ...] = KINDS
     refresh: int = 0
+    every: float = 0
     operators: bool = False
     public: bool = False
     actions: Mapping[str, Action] = field(default_factory=dict)
@@ -302,7 +305,8 @@ class Board:
         may_act = self.may_act(request)
         render = partial(self._live_parts, page, request, may_act)
         query = tuple(sorted(request.query_params.multi_items()))
-        return await self.live.view((page.path, query, may_act), render, owner, operator=may_act)
+        key = page.path, query, may_act
+        return await self.live.view(key, render, owner, operator=may_act, every=page.every)
 
     async def _live_parts(self, page: Page, request: Request, may_act: bool) -> dict[str, str]:
         template = self._templates.get_template(page.template)

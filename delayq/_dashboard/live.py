@@ -201,7 +201,13 @@ class Live:
     # Views
 
     async def view(
-        self, key: tuple[object, ...], render: Render, owner: str | None, *, operator: bool
+        self,
+        key: tuple[object, ...],
+        render: Render,
+        owner: str | None,
+        *,
+        operator: bool,
+        every: float = 0,
     ) -> Response:
         """Begin a live view.
 
@@ -210,6 +216,7 @@ class Live:
             render: Renders the live parts.
             owner: The viewer's login; None without one.
             operator: Whether the viewer may act.
+            every: The time between two updates, if it is longer than a second (s).
 
         Raises:
             HTTPException: There are too many, or there is nothing to see.
@@ -230,12 +237,12 @@ class Live:
             parts = self._views.setdefault(key, Cached(partial(_event_of, render)))
             # The view tells of a server that is away, and lasts until that is back.
             with suppress(DelayqError):
-                await parts.at_most(_FRESH)
+                await parts.at_most(max(_FRESH, 0.9 * every))
         except BaseException:
             on_close()
             raise
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        view = _LiveView(_events(parts), media_type="text/event-stream", headers=headers)
+        view = _LiveView(_events(parts, every), media_type="text/event-stream", headers=headers)
         view.on_close = on_close
         return view
 
@@ -249,25 +256,26 @@ async def _event_of(render: Render) -> str:
     return f"data: {json.dumps(await render())}\n\n"
 
 
-async def _events(parts: Cached[str]) -> AsyncIterator[str]:
+async def _events(parts: Cached[str], every: float) -> AsyncIterator[str]:
+    interval, age = max(_INTERVAL, every), max(_FRESH, 0.9 * every)
     deadline = time.monotonic() + _STREAM_SECONDS
     last = ""
     yield f"retry: {_RETRY_MS}\n\n"
     while time.monotonic() < deadline:
-        event, closed = await _or_trouble(parts)
+        event, closed = await _or_trouble(parts, age)
         # The parts of an idle queue look the same again, but they are new.
         if event is not last:
             yield event
             last = event
         if closed:
             return
-        await asyncio.sleep(_INTERVAL)
+        await asyncio.sleep(interval)
 
 
-async def _or_trouble(parts: Cached[str]) -> tuple[str, bool]:
+async def _or_trouble(parts: Cached[str], age: float) -> tuple[str, bool]:
     """Return an event, and whether it is the last one."""
     try:
-        return await parts.at_most(_FRESH), False
+        return await parts.at_most(age), False
     except HTTPException as error:
         # A queue may be forgotten while it is viewed, and come back.
         text, closed = error.detail, False

@@ -132,6 +132,11 @@ def moment(us: int | None) -> str:
     return f"{date:%Y-%m-%d %H:%M:%S}.{us % SECOND // 1000:03d}"
 
 
+def minute(us: int) -> str:
+    """Format a moment in UTC, to the minute."""
+    return moment(us)[:16]
+
+
 def iso(us: int) -> str:
     """Format a moment for programs."""
     return datetime.fromtimestamp(min(us, _LAST) / SECOND, UTC).isoformat()
@@ -240,7 +245,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    of_moments = (us, moment, iso, span, relative)
+    of_moments = (us, moment, minute, iso, span, relative)
     of_values = (
         decrypt,
         pretty,

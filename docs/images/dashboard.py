@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tests.conftest import FOUND
 from tests.support.board import TOKEN
-from tests.support.browser import PAGES, fill, serving, trouble, visit, work
+from tests.support.browser import PAGES, fill, remember, serving, trouble, visit, work
 from tests.support.incident import broken, fix_in_the_dashboard
 from tests.support.servers import PrivateServer
 from tests.support.tasks import running
@@ -40,9 +40,10 @@ SHOWN = {
         for page in (
             *("message", "search", "letters", "causes", "groups", "batches"),
             *("all-dead", "retries", "handled", "all-schedules"),
-            *("schedules", "history", "workers", "settings", "enqueue", "purge"),
+            *("schedules", "workers", "settings", "enqueue", "purge"),
         )
     },
+    "history-light": ("history", "wide", False, 1200),
 }
 
 
@@ -60,8 +61,8 @@ def look_at(address: str, everything: Path | None, width: str, dark: bool, brows
             browser.until("live")
         if page == "queue":
             browser.until(lambda: browser.points("gone-line") > 12)
-        if page == "overview":
-            browser.until(lambda: browser.points("live_queues .spark") > 5)
+        if page in ("overview", "history"):
+            browser.until("live")
         for name, most in wanted.items():
             browser.picture(HERE / f"dashboard-{name}.png", most)
         if everything is not None:
@@ -103,6 +104,7 @@ async def main() -> None:
         async with serving(server, "--token", TOKEN) as (client, address):
             await fill(client)
             await trouble(client, server)
+            remember(server)
             async with running(work(client.reliable_queue("thumbs"))):
                 for width, pixels in WIDTHS.items():
                     for dark in (False, True):

@@ -26,6 +26,7 @@ from tests.support.browser import (
     Seen,
     bury,
     fill,
+    remember,
     serving,
     trouble,
     visit,
@@ -345,6 +346,20 @@ async def test_everyone_can_use_every_page(own_server: PrivateServer, axe: str) 
         # One of the pages does not exist, and the browser logs it.
         browser.complaints()
 
+    def far_away(address: str, browser: Seen) -> None:
+        zone = {"timezoneId": "Asia/Kathmandu"}
+        browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", zone)
+        browser.go(address + PAGES["history"])
+        # A quarter of an hour from all others, and its ticks are at round times.
+        labels = [tick.text for tick in browser.driver.find_elements("css selector", ".times text")]
+        assert len(labels) == 6
+        assert all(re.fullmatch(r"\d\d:\d0", label) for label in labels)
+        # One stop of the Tab key leads to all columns.
+        browser.driver.execute_script("document.querySelector('.columns :checked').focus()")
+        browser.driver.switch_to.active_element.send_keys("\ue012")
+        tip = browser.driver.execute_script("return document.activeElement.parentNode.innerText")
+        assert "Handled" in tip
+
     def without_scripts(address: str, browser: Seen) -> None:
         browser.go(address)
         assert browser.find("noscript meta").get_attribute("content") == "5"
@@ -354,8 +369,10 @@ async def test_everyone_can_use_every_page(own_server: PrivateServer, axe: str) 
     async with serving(own_server, "--token", TOKEN) as (client, address):
         await fill(client)
         await trouble(client, own_server)
+        remember(own_server)
         await visit(partial(without_scripts, address), script=False)
         await visit(partial(look, address), 375)
+        await visit(partial(far_away, address))
     if not axe:
         pytest.skip("NO AXE-CORE HERE: little has checked the dashboard's accessibility")
 

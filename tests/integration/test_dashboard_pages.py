@@ -1164,22 +1164,42 @@ KEYS = ReliableKeys.of("jobs")
 reports = pytest.mark.usefixtures("_last_reports_arrive")
 
 
-@reports
-async def test_the_history_is_drawn(server: PrivateServer, reader: Browser) -> None:
-    async with connect(server.url) as other:
-        queue = other.reliable_queue("jobs")
-        await queue.offer_many([Offer(i) for i in range(1200)])
-        for message in await queue.claim(3):
-            async with message:
-                pass
-    for span in ("hour", "day", "week", "month"):
+def path_of(shown: str, mark: str) -> str:
+    """Return the longest path of a mark: legends have short ones."""
+    paths: list[str] = re.findall(rf'<path class="mark {mark}" d="([^"]*)"', shown)
+    return max(paths, key=len)
+
+
+async def test_the_history_is_drawn_with_gaps_and_written_as_a_table(
+    server: PrivateServer, client: Client, reader: Browser
+) -> None:
+    # That is not reported.
+    await client.reliable_queue("jobs").pause()
+    assert "Nothing happened in this period" in texts(await page(reader, HISTORY))
+    now = int(time.time())
+    for ago, counts in ((30, "o=1200 h=900 f=90 d=10 l10=1 t20=1"), (28, "o=7 h=7 e=3 l12=1")):
+        minute = now // 60 - ago
+        server.call("HSET", KEYS.history, f"m{minute % 1440}", f"{minute} {counts}")
+    hour = now // 3600
+    counts = "o=1207 h=907 f=90 d=10 e=3"
+    server.call("HSET", KEYS.history, f"h{hour % 720}", f"{hour} {counts}")
+    for span in ("month", "week", "day", "hour"):
         shown = await page(reader, f"{HISTORY}&span={span}")
-        assert "Offered 1,200 at most 1,200" in texts(shown)
-        assert "Handled 3 at most 3" in texts(shown)
-        assert re.search(r"Handlers took, median \S+ ms", texts(shown))
-        assert shown.count("<svg") == 9
-        assert "UTC: 1,200</title>" in shown
+        legend = "Offered 1,207 Handled 907 Failed attempts 90 Dead 10 Expired 3"
+        assert legend in texts(shown), span
         assert not re.search(r"style=|\son\w+=|<script>", shown)
+    assert "9.9 % of all attempts failed." in texts(shown)
+    table = texts(shown[shown.index("<table") :])
+    assert "UTC 1,200 900 90 10 0 2.7 ms 2.7 ms 86 ms 86 ms" in table
+    assert table.count("UTC – – – – – – – – –") >= 56  # noqa: RUF001
+    # A bar for each of the two minutes, and lines with a gap in between.
+    marks = ("handled", "failed", "dead", "expired", "offered", "p50", "recorded")
+    assert [path_of(shown, mark).count("M") for mark in marks] == [2, 1, 1, 1, 2, 2, 2]
+    # The axis goes from 1,500 down to 0, and the larger bar ends at 900.
+    ticks = re.findall(r'<text x="44" y="([\d.]+)" dy=".35em">([\d,]+)<', shown)
+    at = {label: float(y) for y, label in reversed(ticks[:5])}
+    top = float(path_of(shown, "handled").split()[1].partition("h")[0])
+    assert (at["0"] - top) / (at["0"] - at["1,000"]) == pytest.approx(0.9, abs=0.01)
 
 
 @reports

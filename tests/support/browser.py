@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
+import random
 import re
 import shutil
 import sys
+import time
 from asyncio.subprocess import PIPE
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,8 @@ from urllib.parse import urljoin
 import delayq
 from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.report_format import packed
+from delayq.stats import bucket_of
 from tests.support.board import TOKEN
 
 if TYPE_CHECKING:
@@ -301,11 +306,58 @@ end"""
 
 
 async def trouble(client: Client, server: PrivateServer) -> None:
-    """Add queues that are late, one of them without consumers."""
-    for name, count in (("invoices", 0), ("webhooks", 6)):
+    """Add queues that are late, one without consumers, and one whose attempts fail."""
+    for name, count in (("invoices", 0), ("webhooks", 30)):
         queue = client.reliable_queue(name, lease=600)
         await queue.offer_many([Offer({"n": i}) for i in range(70)])
-        if count:
-            await queue.claim(count)
+        for message in await queue.claim(count) if count else ():
+            if message.value["n"] >= 6:
+                await message.nack(1800, error="ConnectionError: connection refused")
         minutes = 14 * 60_000_000
         server.call("EVAL", AGE, "1", ReliableKeys.of(name).waiting[0], str(minutes))
+
+
+# Of each queue: messages a minute, the share of attempts that fails, how late messages are (s), how
+# long handlers take (s); and how many minutes ago which of these figures changed, and by how much.
+PASTS: dict[str, Any] = {
+    "mails": (900, 0.01, 0.02, 0.18, (26, 14, (0.6, 8, 900, 3))),
+    "webhooks": (1600, 0.004, 0.03, 0.4, (9, 0, (0.7, 130, 60, 8))),
+    "invoices": (12, 0.0, 0.01, 1.2, (15, 0, (0.0, 1, 1, 1))),
+    "thumbs": (300, 0.001, 0.005, 0.06, (40, 36, (2.5, 1, 40, 1))),
+    "reports": (3, 0.1, 0.2, 40.0, (18, 0, (0.0, 1, 1, 1))),
+}
+
+
+def remember(server: PrivateServer) -> None:
+    """Give queues a past: 30 days with busy afternoons, quiet nights and a change lately."""
+    now, chance = time.time(), random.Random(1)
+    for name, (rate, share, late, took, (since, until, change)) in PASTS.items():
+        key = ReliableKeys.of(name).history
+        for unit, seconds, kept in (("m", 60, 1440), ("h", 3600, 720)):
+            fields = []
+            for number in range(int(now) // seconds - kept + 1, int(now) // seconds + 1):
+                ago = (now - number * seconds) / 60
+                is_changed = unit == "m" and until <= ago < since
+                of_rate, of_share, of_late, of_took = change if is_changed else (1, 1, 1, 1)
+                day = 0.55 + 0.45 * math.sin(2 * math.pi * (number * seconds / 86_400 - 0.3))
+                noise = 0.8 + 0.4 * chance.random()
+                part = min(1.0, ago * 60 / seconds)
+                count = round(rate * seconds / 60 * day * noise * of_rate * part)
+                failed = round(count * min(0.8, share * of_share))
+                dead = failed // 12
+                counts = {
+                    "o": round(count * (2 - noise)),
+                    "h": count - failed,
+                    "f": failed,
+                    "d": dead,
+                }
+                spreads = [
+                    {
+                        bucket_of(median * noise**3 * 1.6**step): count // (1 + step * step)
+                        for step in range(-2, 7)
+                    }
+                    for median in (late * of_late, took * of_took)
+                ]
+                if text := packed(counts, *spreads):
+                    fields += [f"{unit}{number % kept}", f"{number} {text}"]
+            server.call("HSET", key, *fields)

@@ -1,11 +1,14 @@
-"""The history of a reliable queue, as charts."""
+"""The history of a reliable queue, as charts that share an axis of times, and as a table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from delayq._dashboard import charts
 from delayq._dashboard.board import Page
+from delayq._dashboard.charts import CountScale, DurationScale, TimeAxis
+from delayq._dashboard.rendering import us
 from delayq.stats import Activity, Spread
 
 if TYPE_CHECKING:
@@ -14,14 +17,43 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from delayq._dashboard.board import Board
+    from delayq._dashboard.charts import Shows, Tick
     from delayq._reliable.report_format import Unit
 
-# By its name in addresses: unit, number, text, and how many of them share a bar.
-_SPANS: Mapping[str, tuple[Unit, int, str, int]] = {
-    "hour": ("m", 60, "Last hour", 1),
-    "day": ("m", 1440, "Last day", 15),
-    "week": ("h", 168, "Last 7 days", 2),
-    "month": ("h", 720, "Last 30 days", 8),
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+
+@dataclass(frozen=True)
+class Period:
+    """A time for which the history is shown, and how.
+
+    Attributes:
+        text: Its name.
+        unit: The unit of what is read.
+        span: How many units are read; one column more than is shown, which may begin earlier.
+        columns: How many columns are shown.
+        share: The time that each column stands for, in seconds.
+        share_text: The same in words.
+        step: The time between two ticks of the axis, in seconds.
+        shows: The form of their labels.
+    """
+
+    text: str
+    unit: Unit
+    span: int
+    columns: int
+    share: int
+    share_text: str
+    step: int
+    shows: Shows
+
+
+# By its name in addresses.
+_PERIODS = {
+    "hour": Period("Last hour", "m", 60, 60, _MINUTE, "minute", 10 * _MINUTE, "clock"),
+    "day": Period("Last day", "m", 1440, 96, 15 * _MINUTE, "15 minutes", 4 * _HOUR, "clock"),
+    "week": Period("Last 7 days", "h", 170, 84, 2 * _HOUR, "2 hours", _DAY, "weekday"),
+    "month": Period("Last 30 days", "h", 720, 90, 8 * _HOUR, "8 hours", 7 * _DAY, "date"),
 }
 _COUNTS = {
     "offered": "Offered",
@@ -30,85 +62,191 @@ _COUNTS = {
     "dead": "Dead",
     "expired": "Expired",
 }
-_HEIGHT = 40.0
+# Those that are drawn below zero, one below the other.
+_UNSUCCESSFUL = ("failed", "dead", "expired")
+_QUANTILES = {"p50": (0.5, "median"), "p99": (0.99, "99 %")}
+_COUNTS_HEIGHT, _DURATIONS_HEIGHT = 200.0, 110.0
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One bar of a chart: its position and height, and the text that explains it."""
+class Mark:
+    """A figure in a chart: the class that styles it, and its path."""
 
-    x: int
-    y: float
-    height: float
-    title: str
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a legend: the class of its marks, its label, and the figure of all columns."""
+
+    name: str
+    label: str
+    total: str
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its bars, one unit wide each, and the figure for the whole period."""
+    """A chart.
 
-    label: str
-    total: str
-    peak: str
-    bars: Sequence[Bar]
-    width: int
+    Attributes:
+        name: Its id.
+        title: Its heading.
+        description: The same in words, for those who do not see it.
+        height: Its height, in pixels.
+        zero: How far down the line of zero is; its lower end if there is no zero.
+        ticks: The ticks of its axis.
+        marks: The figures that it draws, from the back to the front.
+        legend: Its legend, in the order in which marks lie above each other.
+    """
+
+    name: str
+    title: str
+    description: str
+    height: float
+    zero: float
+    ticks: Sequence[Tick]
+    marks: Sequence[Mark]
+    legend: Sequence[Entry]
+
+
+@dataclass(frozen=True)
+class Column:
+    """The figures of a part of the period, in words: those that are not zero, and all of them.
+
+    Attributes:
+        start_us: When it begins, in microseconds.
+        is_recorded: Whether anything is recorded of it.
+        figures: By the labels of the table.
+    """
+
+    start_us: int
+    is_recorded: bool
+    figures: Mapping[str, str]
+
+    @property
+    def nonzero(self) -> Mapping[str, str]:
+        """The figures that are not zero."""
+        return {label: figure for label, figure in self.figures.items() if figure not in ("", "0")}
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
-    span_name = request.query_params.get("span", "")
-    span_name = span_name if span_name in _SPANS else "hour"
-    unit, span, _, share = _SPANS[span_name]
-    activities = await source.activity(unit, span)
-    parts = [Activity.total(activities[at : at + share]) for at in range(0, len(activities), share)]
-    total = Activity.total(activities)
-    charts = [
-        _chart(label, parts, [getattr(part, name) for part in parts], getattr(total, name), _count)
-        for name, label in _COUNTS.items()
-    ]
-    for label, name in (("Late when handed out", "lateness"), ("Handlers took", "handling")):
-        for quantile, text in ((0.5, "median"), (0.99, "99 %")):
-            figures = [_quantile(getattr(part, name), quantile) for part in parts]
-            of_all = _quantile(getattr(total, name), quantile)
-            charts.append(_chart(f"{label}, {text}", parts, figures, of_all, _duration))
+    name = request.query_params.get("span", "")
+    name = name if name in _PERIODS else "hour"
+    period = _PERIODS[name]
+    activities = await source.activity(period.unit, period.span)
+    parts = charts.by_seconds(activities, period.share, period.columns)
+    total = Activity.total(parts)
+    start = int(parts[0].start.timestamp())
     return {
         "source": source,
-        "charts": charts,
-        "span": span_name,
-        "spans": [(name, text) for name, (_, _, text, _) in _SPANS.items()],
-        "happened": any(getattr(total, name) for name in _COUNTS),
-        "height": _HEIGHT,
+        "span": name,
+        "spans": [(each, period.text) for each, period in _PERIODS.items()],
+        "period": period,
+        "failed_share": _failed_share(total),
+        "happened": any(getattr(total, count) for count in _COUNTS),
+        "axis": TimeAxis(start, start + len(parts) * period.share, period.step, period.shows),
+        "charts": [
+            _chart_of_counts(parts, total, period),
+            _chart_of_durations("lateness", "Late when handed out", parts, total),
+            _chart_of_durations("handling", "Handlers took", parts, total),
+        ],
+        "columns": [_column(part) for part in parts],
+        "recorded": charts.runs([_is_recorded(part) for part in parts], 0.5, are_there=True),
     }
 
 
-def _chart(
-    label: str, parts: Sequence[Activity], figures: Sequence[float], total: float, text: Any
-) -> Chart:
-    peak = max(figures)
-    bars = []
-    for x, (part, figure) in enumerate(zip(parts, figures, strict=True)):
-        if figure:
-            # A single message among millions is visible, too.
-            height = max(1.0, figure / peak * _HEIGHT)
-            title = f"{part.start:%Y-%m-%d %H:%M} UTC: {text(figure)}"
-            bars.append(Bar(x, round(_HEIGHT - height, 2), round(height, 2), title))
-    return Chart(label, text(total), text(peak), bars, len(parts))
+def _chart_of_counts(parts: Sequence[Activity], total: Activity, period: Period) -> Chart:
+    below = [sum(getattr(part, name) for name in _UNSUCCESSFUL) for part in parts]
+    above = max(max(part.offered, part.handled) for part in parts)
+    scale = CountScale.of(above, max(below), _COUNTS_HEIGHT)
+    zero = scale.zero
+    lengths = [scale.length(part.handled) for part in parts]
+    marks = [Mark("handled", charts.bars([(zero - length, length) for length in lengths]))]
+    ends = [zero] * len(parts)
+    for name in _UNSUCCESSFUL:
+        lengths = [scale.length(getattr(part, name)) for part in parts]
+        marks.append(Mark(name, charts.bars([*zip(ends, lengths, strict=True)])))
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    offered = [zero - part.offered * scale.unit if _is_recorded(part) else None for part in parts]
+    marks.append(Mark("offered", charts.steps(offered)))
+    counts = ", ".join(
+        f"{getattr(total, name):,} {label.lower()}" for name, label in _COUNTS.items()
+    )
+    return Chart(
+        "counts",
+        f"Messages per {period.share_text}",
+        f"{period.text}: {counts}. At most {above:,} were offered or handled per"
+        f" {period.share_text}, and {max(below):,} failed, died or expired.",
+        scale.height,
+        zero,
+        scale.ticks,
+        marks,
+        [Entry(name, label, f"{getattr(total, name):,}") for name, label in _COUNTS.items()],
+    )
 
 
-def _quantile(spread: Spread, share: float) -> float:
-    return spread.quantile(share) or 0.0
+def _chart_of_durations(name: str, title: str, parts: Sequence[Activity], total: Activity) -> Chart:
+    spreads: list[Spread] = [getattr(part, name) for part in parts]
+    levels = {
+        quantile: [spread.quantile(share) for spread in spreads]
+        for quantile, (share, _) in _QUANTILES.items()
+    }
+    known = [level for of_all in levels.values() for level in of_all if level is not None]
+    scale = DurationScale.of(known, _DURATIONS_HEIGHT)
+    heights = {
+        quantile: [None if level is None else scale.at(level) for level in of_all]
+        for quantile, of_all in levels.items()
+    }
+    edges = [
+        None if low is None or high is None else (high, low)
+        for low, high in zip(heights["p50"], heights["p99"], strict=True)
+    ]
+    of_total: Spread = getattr(total, name)
+    legend = [
+        Entry(quantile, text, _duration(of_total, share))
+        for quantile, (share, text) in reversed(_QUANTILES.items())
+    ]
+    figures = ", ".join(f"{entry.label} {entry.total or 'unknown'}" for entry in legend)
+    longest = charts.duration(max(known)) if known else "unknown"
+    return Chart(
+        name,
+        title,
+        f"{title}, in the whole period: {figures}. At most, 99 % of a column: {longest}.",
+        scale.height,
+        scale.height,
+        scale.ticks,
+        [
+            Mark("range", charts.band(edges)),
+            *(Mark(quantile, charts.steps(heights[quantile])) for quantile in ("p99", "p50")),
+        ],
+        legend,
+    )
 
 
-def _count(figure: float) -> str:
-    return f"{figure:,}"
+def _column(part: Activity) -> Column:
+    figures = {label: f"{getattr(part, name):,}" for name, label in _COUNTS.items()}
+    for label, spread in (("Late", part.lateness), ("Took", part.handling)):
+        for share, text in _QUANTILES.values():
+            figures[f"{label}, {text}"] = _duration(spread, share)
+    return Column(us(part.start), _is_recorded(part), figures)
 
 
-def _duration(seconds: float) -> str:
-    if not seconds:
-        return "-"
-    if seconds < 0.995:
-        return f"{seconds * 1000:.2g} ms" if seconds < 0.0995 else f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds / 60:,.0f} min"
+def _failed_share(total: Activity) -> str:
+    """Return which share of the attempts failed; empty if there were none."""
+    failed = total.failed + total.dead
+    attempts = total.handled + failed
+    return f"{100 * failed / attempts:.2g} %" if attempts else ""
+
+
+def _is_recorded(part: Activity) -> bool:
+    return any(getattr(part, name) for name in _COUNTS) or part.lateness.count > 0
+
+
+def _duration(spread: Spread, share: float) -> str:
+    seconds = spread.quantile(share)
+    return "" if seconds is None else charts.duration(seconds)
 
 
 PAGE = Page(
@@ -119,4 +257,5 @@ PAGE = Page(
     scope="queue",
     kinds=("reliable",),
     refresh=60,
+    every=2.5,
 )

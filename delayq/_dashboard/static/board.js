@@ -3,12 +3,43 @@
 
 // Times
 
-const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const form = (options) => new Intl.DateTimeFormat(undefined, options);
+const local = form({ dateStyle: "medium", timeStyle: "medium" });
+const forms = {
+  minute: form({ month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" }),
+  clock: form({ hour: "2-digit", minute: "2-digit", hourCycle: "h23" }),
+  weekday: form({ weekday: "short", day: "numeric" }),
+  date: form({ month: "short", day: "numeric" }),
+};
+// A Monday, in seconds since 1970: see charts.py.
+const MONDAY = 345600;
+
+// Move the ticks of an axis to times that are round where the reader is.
+function tick(axis) {
+  const [start, end, step] = ["start", "end", "step"].map((name) => Number(axis.dataset[name]));
+  const offset = -60 * new Date(1000 * start).getTimezoneOffset();
+  let at = start + (((MONDAY - offset - start) % step) + step) % step;
+  const last = axis.lastElementChild;
+  const first = at;
+  while (last && axis.childElementCount < Math.ceil((end - first) / step)) axis.append(last.cloneNode(true));
+  for (const mark of [...axis.children]) {
+    if (at >= end) mark.remove();
+    // The offset may change on the way.
+    const change = offset + 60 * new Date(1000 * at).getTimezoneOffset();
+    const moment = step < 86400 ? at : at + change;
+    mark.setAttribute("x", `${100 * (moment - start) / (end - start)}%`);
+    const label = mark.querySelector("text");
+    if (label) label.textContent = forms[axis.dataset.shows].format(new Date(1000 * moment));
+    at += step;
+  }
+}
 
 // The server writes all times in UTC. Show them in the reader's time zone, with UTC on hover.
 function localise(root) {
+  for (const axis of root.querySelectorAll("[data-step]")) tick(axis);
+  for (const zone of root.querySelectorAll("[data-zone]")) zone.textContent = local.resolvedOptions().timeZone;
   for (const time of root.querySelectorAll("time[datetime]")) {
-    const here = local.format(new Date(time.dateTime));
+    const here = (forms[time.dataset.local] ?? local).format(new Date(time.dateTime));
     if ("local" in time.dataset) time.textContent = here;
     else time.title = `${here} (${time.title})`;
   }
