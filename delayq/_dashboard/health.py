@@ -71,6 +71,11 @@ OVERDUE = State(
     "Messages have been due for a minute or longer: start more workers, or raise their"
     " concurrency.",
 )
+FAILING = State(
+    "failing",
+    "warn",
+    "In the last three minutes, at least ten attempts failed, and a tenth or more of all.",
+)
 DEAD = State("dead letters", "warn", "Redrive or drop the messages that workers gave up on.")
 UNREADABLE = State("unreadable records", "warn", "Records that are not in Redisson's format.")
 PAUSED = State("paused", "warn", "No messages are delivered until an operator resumes the queue.")
@@ -78,15 +83,15 @@ WORKING = State("working", "good", "Messages are due or being handled, and none 
 WAITING = State("waiting", "idle", "No message is due yet.")
 EMPTY = State("empty", "idle", "The queue holds no messages.")
 
-STATES = (REFUSED, UNATTENDED, OVERDUE, DEAD, UNREADABLE, PAUSED, WORKING, WAITING, EMPTY)
+STATES = (REFUSED, UNATTENDED, OVERDUE, FAILING, DEAD, UNREADABLE, PAUSED, WORKING, WAITING, EMPTY)
 """All states, the worst first."""
 
 
-def states(depth: QueueDepth | str, kind: QueueKind) -> list[State]:
+def states(depth: QueueDepth | str, kind: QueueKind, *, is_failing: bool = False) -> list[State]:
     """Return the states of a queue, the worst first: all troubles, or how it is doing."""
     if isinstance(depth, str):
         return [REFUSED]
-    if troubles := list(_troubles(depth, kind)):
+    if troubles := list(_troubles(depth, kind, is_failing=is_failing)):
         return troubles
     if depth.ready or depth.leased:
         return [WORKING]
@@ -98,10 +103,12 @@ def is_late(some_states: Collection[State]) -> bool:
     return UNATTENDED in some_states or OVERDUE in some_states
 
 
-def _troubles(depth: QueueDepth, kind: QueueKind) -> Iterator[State]:
+def _troubles(depth: QueueDepth, kind: QueueKind, *, is_failing: bool) -> Iterator[State]:
     if depth.oldest_due_age > LATE and (depth.ready or kind == "delayed"):
         # Records of a delayed queue become late only while no process has the queue open.
         yield UNATTENDED if kind == "delayed" or not (depth.leased or depth.paused) else OVERDUE
+    if is_failing:
+        yield FAILING
     if undeliverable(depth):
         yield DEAD if kind == "reliable" else UNREADABLE
     if depth.paused:

@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from delayq._dashboard.health import SECOND
 from delayq._dashboard.queues import Cached
+from delayq._dashboard.recent import MINUTES, WAVE_MINUTES, Minutes
 from delayq._dashboard.rendering import span
 from delayq._dashboard.sources import AnySource, ReliableSource
 from delayq.admin.delays import Delay, explain_delay
@@ -50,8 +51,10 @@ _RETRY_MS = 300
 _INTERVAL = 1.0
 # Less than that, since a sleep of this length may end a moment early.
 _FRESH = 0.9 * _INTERVAL
-# How long the reason why a queue is late counts, seconds: to find it takes several calls.
+# How long the reason why a queue is late counts, seconds: to find it takes several calls. Clients
+# report their work every five seconds, too.
 _CAUSES_COUNT_FOR = 5.0
+_MINUTES_COUNT_FOR = 5.0
 # A queue without viewers for that long starts anew: too much may have come and gone.
 _STALE_AFTER = 3 * _INTERVAL
 # Maximum number of queues whose figures are kept.
@@ -64,7 +67,6 @@ class Trail:
     """The latest figures of a queue for its sparklines, once a second while it has viewers."""
 
     def __init__(self) -> None:
-        self.ready: deque[float] = deque(maxlen=60)
         self.late: deque[float] = deque(maxlen=60)
         self.claimed: deque[float] = deque(maxlen=60)
         self._added_at = self._counted_at = float("-inf")
@@ -85,10 +87,8 @@ class Trail:
         if elapsed < _FRESH:
             return
         if elapsed > _STALE_AFTER:
-            self.ready.clear()
             self.late.clear()
         self._added_at = now
-        self.ready.append(depth.ready)
         if late_us is not None:
             self.late.append(late_us / SECOND)
 
@@ -163,6 +163,11 @@ class Live:
         self._workers: Answers[ReliableSource, list[WorkerInfo]]
         self._workers = Answers(lambda source: source.workers())
         self._delays: Answers[ReliableSource, Delay] = Answers(_explain)
+        self._minutes: Answers[ReliableSource, Minutes] = Answers(partial(_minutes, WAVE_MINUTES))
+        self._whole_hours: Answers[ReliableSource, Minutes] = Answers(partial(_minutes, MINUTES))
+        self._hours: dict[tuple[object, ...], list[Minutes]] = {}
+        self._errors: Answers[ReliableSource, list[str]]
+        self._errors = Answers(lambda source: source.last_errors())
         self._trails: dict[tuple[object, ...], Trail] = {}
         # A page may be large: it goes with its last viewer.
         self._views: WeakValueDictionary[tuple[object, ...], Cached[str]] = WeakValueDictionary()
@@ -188,6 +193,49 @@ class Live:
         return [
             causes[source.name] if isinstance(source, ReliableSource) else "" for source in sources
         ]
+
+    async def delays(self, sources: Sequence[AnySource]) -> list[Delay | None]:
+        """Return why the messages of each queue are late; None if nothing tells."""
+        return await _of_reliable(self._delays, sources, _CAUSES_COUNT_FOR)
+
+    async def minutes(self, sources: Sequence[AnySource]) -> list[Minutes | None]:
+        """Return the last three minutes of each queue; None if they are unknown."""
+        return await _of_reliable(self._minutes, sources, _MINUTES_COUNT_FOR)
+
+    async def hours(
+        self, sources: Sequence[AnySource], minutes: Sequence[Minutes | None]
+    ) -> list[Minutes | None]:
+        """Return the last hour of each queue, of which the last minutes are known; None if they
+        are not.
+
+        Minutes that have ended do not change, so only the first look at a queue reads a whole hour.
+        """
+        hours = [_value_of(self._hours, source, list) for source in sources]
+
+        def is_known(hour: Sequence[Minutes], last: Minutes | None) -> bool:
+            return last is None or (bool(hour) and hour[0].reaches(last))
+
+        unknown = [
+            number
+            for number, (hour, last) in enumerate(zip(hours, minutes, strict=True))
+            if not is_known(hour, last)
+        ]
+        whole = await _of_reliable(
+            self._whole_hours, [sources[number] for number in unknown], _MINUTES_COUNT_FOR
+        )
+        for number, read in zip(unknown, whole, strict=True):
+            hours[number][:] = [] if read is None else [read]
+        for hour, last in zip(hours, minutes, strict=True):
+            if hour and last is not None and hour[0].reaches(last):
+                hour[0] = hour[0].joined(last)
+        return [
+            hour[0] if hour and last is not None else None
+            for hour, last in zip(hours, minutes, strict=True)
+        ]
+
+    async def errors(self, sources: Sequence[AnySource]) -> list[list[str] | None]:
+        """Return the last errors of some messages of each queue; None if they are unknown."""
+        return await _of_reliable(self._errors, sources, _CAUSES_COUNT_FOR)
 
     def trail(self, source: AnySource) -> Trail:
         """Return the latest figures of a queue."""
@@ -309,3 +357,19 @@ class _LiveView(StreamingResponse):
 async def _explain(source: ReliableSource) -> Delay:
     depth = await source.depth()
     return await explain_delay(source, depth, lambda seconds: span(seconds * SECOND))
+
+
+async def _minutes(count: int, source: ReliableSource) -> Minutes:
+    return Minutes.of(await source.activity("m", count))
+
+
+async def _of_reliable(
+    answers: Answers[ReliableSource, T], sources: Sequence[AnySource], age: float
+) -> list[T | None]:
+    """Return the answers of reliable queues; None for the others, and where the server refused."""
+    reliable = [source for source in sources if isinstance(source, ReliableSource)]
+    known = {
+        source.name: None if isinstance(answer, str) else answer
+        for source, answer in zip(reliable, await answers.of(reliable, age), strict=True)
+    }
+    return [known.get(source.name) if source.kind == "reliable" else None for source in sources]

@@ -1203,6 +1203,54 @@ async def test_the_history_is_drawn_with_gaps_and_written_as_a_table(
 
 
 @reports
+async def test_the_start_page_names_a_wave_of_failures_and_its_cause(
+    server: PrivateServer, reader: Browser
+) -> None:
+    async with connect(server.url) as other:
+        await other.reliable_queue("calm").offer_many([Offer(1), Offer(2, delay=600)])
+        jobs = other.reliable_queue("jobs")
+        await jobs.offer_many([Offer(i) for i in range(40)])
+        for number, message in enumerate(await jobs.claim(40)):
+            if number < 10:
+                await message.ack()
+            else:
+                error = "KeyError: 'id'" if number % 3 == 0 else "ConnectionError: refused"
+                await message.nack(600, error=error)
+        wrong = other.reliable_queue("wrong")
+        await wrong.offer_many([Offer(i) for i in range(20)])
+        for message in await wrong.claim(20):
+            await message.bury("rejected", "ValueError: no such plan")
+    shown = texts(await page(reader, "/"))
+    for expected in (
+        r"2 failing .* jobs reliable failing 1?\d retries a minute: ConnectionError 30 ",
+        (
+            r"10 handled 30 failed ≤ [\d.]+ m?s late wrong reliable failing dead letters 1?\d dead"
+            r" letters a minute: ValueError 0 .* calm reliable working"
+        ),
+    ):
+        assert re.search(expected, shown), shown
+    assert "failing" in texts(await page(reader, JOBS))
+
+
+async def test_the_start_page_follows_the_last_minutes_of_each_hour(
+    server: PrivateServer, client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.live._MINUTES_COUNT_FOR", 0)
+    await client.reliable_queue("jobs").pause()
+
+    def remember(minute: int, handled: int) -> None:
+        server.call("HSET", KEYS.history, f"m{minute % 1440}", f"{minute} h={handled} l60=1")
+
+    now = int(time.time()) // 60
+    remember(now - 50, 100)
+    for handled in (7, 9):
+        remember(now, handled)
+        shown = await page(reader, "/")
+        assert f"{100 + handled} handled 0 failed ≤ " in texts(shown)
+        assert path_of(shown, "handled").count("M") == 2
+
+
+@reports
 @pytest.mark.usefixtures("_workers_stay_listed")
 async def test_workers_are_listed_with_their_messages(
     server: PrivateServer, client: Client, reader: Browser

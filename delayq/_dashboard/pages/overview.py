@@ -1,42 +1,62 @@
-"""All queues, those in trouble first."""
+"""All queues, those in trouble first, each with its last hour and the causes of its trouble."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.board import Page
+from delayq._dashboard.charts import TimeAxis
 from delayq._dashboard.forms import whole_number
-from delayq._dashboard.health import STATES, is_late, late_us, states, undeliverable
+from delayq._dashboard.health import (
+    DEAD,
+    STATES,
+    is_late,
+    late_us,
+    states,
+    undeliverable,
+)
+from delayq._dashboard.recent import MINUTES, strip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from starlette.requests import Request
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.health import State
-    from delayq._dashboard.live import Trail
+    from delayq._dashboard.recent import Minutes, Strip
     from delayq._dashboard.sources import AnySource
     from delayq.stats import QueueDepth
 
 _PER_PAGE = 100
-# A page explains why at most this many queues are late.
+# A page looks for the cause at most of this many queues that are late, and of as many that fail.
 _MOST_EXPLAINED = 20
+# The reasons for lateness that are the clearer for when work was last reported.
+_IDLE = ("paused", "no_workers")
+_TICK = 15 * 60
 # With more queues than that, only those of the page are counted, so they are sorted by name.
 _MAX_RANKED = 1000
 
 
 @dataclass(frozen=True)
 class Line:
-    """A queue in the table. A queue that cannot be counted has no depth, but an error."""
+    """A queue in the table. A queue that cannot be counted has no depth, but an error.
+
+    Its last minutes are None if they are unknown, and so are the last hour and its strip, which
+    only queues on the page have, as they have the causes of their troubles.
+    """
 
     source: AnySource
     depth: QueueDepth | None
     error: str
     states: list[State]
-    trail: Trail
-    cause: str = ""
+    minutes: Minutes | None = None
+    hour: Minutes | None = None
+    strip: Strip | None = None
+    causes: tuple[str, ...] = ()
 
     @property
     def dead(self) -> int:
@@ -79,8 +99,12 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     lines.sort(key=key, reverse=largest_first != backwards)
     listed = [line for line in lines if not state or state in _labels(line)]
     total = len(listed) if ranked else len(matching)
+    shown, axis = await _with_hours(
+        board, listed[offset : offset + _PER_PAGE] if ranked else listed
+    )
     return {
-        "lines": await _explained(board, listed[offset : offset + _PER_PAGE] if ranked else listed),
+        "lines": await _explained(board, shown),
+        "axis": axis,
         "sums": {name: _sum(listed, name) for name in ("delayed", "ready", "leased", "dead")},
         "troubles": _troubles(lines),
         "columns": {name: (column[0], column[2]) for name, column in _COLUMNS.items()},
@@ -98,24 +122,69 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 async def _lines(board: Board, queues: Sequence[Any]) -> list[Line]:
     sources = [board.queues.of(*queue) for queue in queues]
+    depths, last_minutes = await asyncio.gather(
+        board.live.depths(sources), board.live.minutes(sources)
+    )
     lines = []
-    for source, depth in zip(sources, await board.live.depths(sources), strict=True):
-        trail = board.live.trail(source)
+    for source, depth, minutes in zip(sources, depths, last_minutes, strict=True):
+        is_failing = minutes is not None and minutes.is_wave
+        of_queue = states(depth, source.kind, is_failing=is_failing)
         if isinstance(depth, str):
-            lines.append(Line(source, None, depth, states(depth, source.kind), trail))
+            lines.append(Line(source, None, depth, of_queue))
         else:
-            trail.add(depth, late_us(depth, source.kind))
-            lines.append(Line(source, depth, "", states(depth, source.kind), trail))
+            lines.append(Line(source, depth, "", of_queue, minutes))
     return lines
 
 
+async def _with_hours(board: Board, lines: Sequence[Line]) -> tuple[list[Line], TimeAxis]:
+    """Return the lines with the last hours of their queues, and the axis of these."""
+    hours = await board.live.hours(
+        [line.source for line in lines], [line.minutes for line in lines]
+    )
+    # They may have been read in different minutes.
+    starts = [hour.start for hour in hours if hour is not None]
+    start = max(starts, default=int(time.time()) // 60 - MINUTES + 1)
+    axis = TimeAxis(60 * start, 60 * (start + MINUTES), _TICK, "clock")
+    with_hours = [
+        replace(line, hour=hour, strip=None if hour is None else strip(hour, axis))
+        for line, hour in zip(lines, hours, strict=True)
+    ]
+    return with_hours, axis
+
+
 async def _explained(board: Board, lines: Sequence[Line]) -> list[Line]:
-    """Return the lines, the first ones of queues that are late with the cause."""
+    """Return the lines, the first ones of queues in trouble with the causes."""
     late = [line for line in lines if line.depth is not None and is_late(line.states)]
     late = late[:_MOST_EXPLAINED]
-    causes = await board.live.causes([line.source for line in late])
-    cause_of = dict(zip(map(id, late), causes, strict=True))
-    return [replace(line, cause=cause_of.get(id(line), "")) for line in lines]
+    failing = [line for line in lines if line.minutes is not None and line.minutes.is_wave]
+    failing = failing[:_MOST_EXPLAINED]
+    delays, errors = await asyncio.gather(
+        board.live.delays([line.source for line in late]),
+        board.live.errors([line.source for line in failing]),
+    )
+    delay_of = dict(zip(map(id, late), delays, strict=True))
+    errors_of = dict(zip(map(id, failing), errors, strict=True))
+
+    def causes(line: Line) -> Iterator[str]:
+        if (delay := delay_of.get(id(line))) is not None:
+            yield delay.cause + (_idle_for(line) if delay.reason in _IDLE else "")
+        if line.minutes is not None and id(line) in errors_of:
+            errors = errors_of[id(line)] or ()
+            yield line.minutes.describe_failures(time.time(), errors)
+        elif DEAD in line.states and line.hour is not None and (dead := sum(line.hour.dead)):
+            yield f"{dead:,} died in the last hour"
+
+    return [replace(line, causes=tuple(causes(line))) for line in lines]
+
+
+def _idle_for(line: Line) -> str:
+    """Return since when no process has worked on a queue from which nothing is taken."""
+    if line.hour is None:
+        return ""
+    minutes = line.hour.since_work()
+    if minutes is None:
+        return "; no work was reported in the last hour"
+    return f"; no work was reported for {minutes} min" if minutes > 1 else ""
 
 
 def _labels(line: Line) -> list[str]:

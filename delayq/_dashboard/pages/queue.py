@@ -62,9 +62,11 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
     bars[0] += soon
     trail = board.live.trail(source)
     trail.add(depth, late_us(depth, source.kind), soon)
+    (minutes,) = await board.live.minutes([source])
     (cause,) = await board.live.causes([source]) if is_late(states(depth, source.kind)) else ("",)
     return {
         "cause": cause,
+        "is_failing": minutes is not None and minutes.is_wave,
         "source": source,
         "depth": depth,
         "trail": trail,
