@@ -19,10 +19,11 @@ from starlette.responses import Response, StreamingResponse
 
 from delayq._dashboard.health import SECOND
 from delayq._dashboard.queues import Cached
-from delayq._dashboard.recent import MINUTES, WAVE_MINUTES, Minutes
+from delayq._dashboard.recent import MINUTES, Minutes
 from delayq._dashboard.rendering import span
 from delayq._dashboard.sources import AnySource, ReliableSource
 from delayq.admin.delays import Delay, explain_delay
+from delayq.admin.failures import WAVE_MINUTES, last_errors
 from delayq.errors import Closed, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Live:
         self._whole_hours: Answers[ReliableSource, Minutes] = Answers(partial(_minutes, MINUTES))
         self._hours: dict[tuple[object, ...], list[Minutes]] = {}
         self._errors: Answers[ReliableSource, list[str]]
-        self._errors = Answers(lambda source: source.last_errors())
+        self._errors = Answers(last_errors)
         self._trails: dict[tuple[object, ...], Trail] = {}
         # A page may be large: it goes with its last viewer.
         self._views: WeakValueDictionary[tuple[object, ...], Cached[str]] = WeakValueDictionary()

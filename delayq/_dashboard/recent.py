@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard import charts
 from delayq._dashboard.health import LATE
+from delayq.admin import failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 MINUTES = 60
 """How many minutes the last hour has."""
-WAVE_MINUTES = 3
-"""Over how many minutes the failures of a wave are counted, with the current one."""
-# From how many failed attempts in this time, and from which share of all attempts, a queue fails.
-_LEAST_FAILED = 10
-_FAILED_SHARE = 0.1
 # The heights of the parts of a strip, from its top, in pixels: messages that were handled, and
 # attempts that failed, on either side of a line at zero; and lateness, from 10 ms to an hour on a
 # logarithmic scale.
@@ -99,24 +94,17 @@ class Minutes:
     @property
     def is_wave(self) -> bool:
         """Whether a tenth or more of the attempts failed, and at least ten of them."""
-        failed = sum(self.failed)
-        return failed >= _LEAST_FAILED and failed >= _FAILED_SHARE * (failed + sum(self.handled))
+        return failures.is_wave(sum(self.handled), sum(self.failed))
 
     def describe_failures(self, now: float, errors: Iterable[str]) -> str:
         """Return the rate of the failures, and the most frequent of some errors.
 
         ``now`` is in seconds since 1970. If it is wrong, the rate may be half as high again.
         """
-        count, name = max((sum(self.retried), "retries"), (sum(self.dead), "dead letters"))
         # The current minute has not ended. It may have begun after these were read.
         full = 60.0 * len(self.handled)
-        rate = count / min(full, max(full - 60.0, now - 60 * self.start))
-        if rate < 1:
-            text = f"{60 * rate:,.0f} {name} a minute"
-        else:
-            text = f"{rate:,.0f} {name} a second" if rate >= 10 else f"{rate:.2g} {name} a second"
-        kinds = Counter(error.partition(":")[0] for error in errors if error)
-        return f"{text}: {kinds.most_common(1)[0][0]}" if kinds else text
+        seconds = min(full, max(full - 60.0, now - 60 * self.start))
+        return failures.describe_wave(sum(self.retried), sum(self.dead), seconds, errors)
 
 
 @dataclass(frozen=True)

@@ -351,17 +351,6 @@ class ReliableSource(ReliableInspector):
 
         return await self.letter_pages(read, newest_first=True)
 
-    async def last_errors(self) -> list[str]:
-        """Return the last errors of some messages that have failed, each in one line; if there are
-        none, of the newest dead letters.
-        """
-        failed = await self.call_each(lambda store: store.failed("0"))
-        if errors := [error for _, part in failed for error in part.values()]:
-            return errors
-        count = max(1, AT_A_TIME // len(self.stores))
-        letters = await self.call_each(lambda store: store.newest_dead(0, count))
-        return [_letter_row(0, letter).error_line for part in letters for letter in part]
-
     # Single messages
 
     async def find_by_id(self, id: str) -> list[Row]:  # noqa: A002

@@ -15,6 +15,7 @@ from delayq.admin.acl import ROLES, acl_rules
 from delayq.admin.catalog import FoundQueue, list_queues
 from delayq.admin.delayed import DelayedInspector
 from delayq.admin.delays import ADVICE_ON_BLOCKING, explain_delay
+from delayq.admin.failures import explain_failures
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import BadName, DelayqError, ServerRefused
 
@@ -98,7 +99,7 @@ async def diagnose(
     blocked: dict[tuple[str, int], Finding] = {}
     for queue in queues:
         yield await _queue(client, queue, overdue)
-        async for finding in _differences(client, queue):
+        async for finding in _notes(client, queue):
             yield finding
         blocked.update(await _blocked_loops(client, queue))
     for finding in blocked.values():
@@ -334,10 +335,17 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     return Finding(level, check, text, advice)
 
 
+async def _notes(client: Client, queue: FoundQueue) -> AsyncIterator[Finding]:
+    """Yield what else is to be known about a reliable queue."""
+    if queue.kind == "reliable":
+        async for finding in _failures(client, queue):
+            yield finding
+        async for finding in _differences(client, queue):
+            yield finding
+
+
 async def _differences(client: Client, queue: FoundQueue) -> AsyncIterator[Finding]:
     """Yield the settings of which processes declare another value than the server has."""
-    if queue.kind == "delayed":
-        return
     # Other findings tell which rights are missing.
     with suppress(DelayqError):
         inspector = ReliableInspector(client.session, queue.name)
@@ -349,6 +357,20 @@ async def _differences(client: Client, queue: FoundQueue) -> AsyncIterator[Findi
                 f"{difference.text} of {names}: the value on the server counts",
                 f"{difference.command(queue.argument)}, or change the code",
             )
+
+
+async def _failures(client: Client, queue: FoundQueue) -> AsyncIterator[Finding]:
+    """Yield that many attempts of a queue have failed within the last minutes."""
+    # Other findings tell which rights are missing.
+    with suppress(DelayqError):
+        inspector = ReliableInspector(client.session, queue.name)
+        await inspector.all_stores()
+        if failures := await explain_failures(inspector):
+            advice = (
+                f"look at them: delayq search {queue.argument} --error TEXT; until the cause is"
+                f" mended: delayq pause {queue.argument}"
+            )
+            yield Finding("note", f"reliable {queue.name}", f"failing: {failures}", advice)
 
 
 async def _blocked_loops(client: Client, queue: FoundQueue) -> dict[tuple[str, int], Finding]:

@@ -13,6 +13,7 @@ from rich.live import Live
 from delayq.admin.catalog import list_queues
 from delayq.admin.delayed import DelayedInspector, PurgeState
 from delayq.admin.delays import explain_delay
+from delayq.admin.failures import explain_failures
 from delayq.admin.reliable import ReliableInspector
 from delayq.cli.options import (
     AsJson,
@@ -235,24 +236,26 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 async def _read_all(client: Client) -> list[tuple[FoundQueue, _Stats | str, str]]:
-    """Return the queues, what is known about each, and why the first ones are late that are."""
+    """Return the queues, what is known about each, and why the first ones are late or fail."""
     rows: list[tuple[FoundQueue, _Stats | str, str]] = []
     unexplained = _MOST_EXPLAINED
     for queue in await list_queues(client):
         stats, cause = await stats_or_error(client, queue), ""
-        if unexplained and not isinstance(stats, str) and is_late(stats[0]):
+        if unexplained and not isinstance(stats, str):
             cause = await cause_of(client, queue, stats[0])
-            unexplained -= 1
+            unexplained -= bool(cause)
         rows.append((queue, stats, cause))
     return rows
 
 
 async def cause_of(client: Client, queue: FoundQueue, depth: QueueDepth) -> str:
-    """Return why the messages of a queue are late; empty if nothing tells."""
+    """Return why the messages of a queue are late, or which errors they meet; empty if neither."""
     inspector = queue.inspector(client)
-    if not isinstance(inspector, ReliableInspector):
+    if not isinstance(inspector, ReliableInspector) or depth.paused:
         return ""
-    return (await explain_delay(inspector, depth, span)).cause
+    if is_late(depth):
+        return (await explain_delay(inspector, depth, span)).cause
+    return await explain_failures(inspector)
 
 
 async def stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
@@ -272,7 +275,7 @@ async def _stats(client: Client, queue: FoundQueue) -> _Stats:
 
 async def _print_stats(client: Client, queue: FoundQueue, *, as_json: bool) -> None:
     stats, settings = await _stats(client, queue), await _settings(client, queue)
-    cause = await cause_of(client, queue, stats[0]) if is_late(stats[0]) else ""
+    cause = await cause_of(client, queue, stats[0])
     if as_json:
         more_facts = {"partitions": None} if settings is None else asdict(settings)
         more_facts |= {"cause": cause} if cause else {}
@@ -326,7 +329,7 @@ def _row(queue: FoundQueue, depth: QueueDepth | str, cause: str = "") -> list[st
     if isinstance(depth, str):
         return [queue.kind, name, *"----", state_of(depth)[0]]
     dead = depth.dead + (depth.quarantined or 0)
-    state, _ = state_of(depth)
+    state, _ = state_of(depth, cause)
     return [
         queue.kind,
         name,
@@ -340,14 +343,21 @@ def is_late(depth: QueueDepth) -> bool:
     return depth.oldest_due_age >= _LATE and not depth.paused
 
 
-def state_of(depth: QueueDepth | str) -> tuple[str, str]:
-    """Return the state of a queue in words, and their style. A text says why it is unknown."""
+def state_of(depth: QueueDepth | str, cause: str = "") -> tuple[str, str]:
+    """Return the state of a queue in words, and their style.
+
+    Args:
+        depth: The number of its messages by state; a text says why it is unknown.
+        cause: Why it is late or fails; empty if it does neither.
+    """
     if isinstance(depth, str):
         return "see doctor", "bold red"
     if depth.paused:
         return "paused", "yellow"
     if is_late(depth):
         return f"{span(depth.oldest_due_age)} late", "bold red"
+    if cause:
+        return "failing", "bold red"
     return ("dead letters", "yellow") if depth.dead or depth.quarantined else ("ok", "green")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import termios
@@ -10,7 +11,7 @@ import time
 import tty
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -66,7 +67,7 @@ class Line:
         queue: The queue.
         depth: Its figures; an error as text if it cannot be read.
         rate: The growth in messages per second; negative if it shrinks, None if unknown.
-        cause: Why its messages are late; empty if they are not, or nothing tells.
+        cause: Why its messages are late, or which errors they meet; empty if neither.
     """
 
     queue: FoundQueue
@@ -84,9 +85,14 @@ class Line:
         return figure
 
     @property
+    def is_late(self) -> bool:
+        """Whether messages have been due for a second or longer."""
+        return not isinstance(self.depth, str) and is_late(self.depth)
+
+    @property
     def state(self) -> tuple[str, str]:
         """Its state in words, and their style."""
-        return state_of(self.depth)
+        return state_of(self.depth, self.cause)
 
     @property
     def trouble(self) -> int:
@@ -191,6 +197,19 @@ class View:
         )
 
 
+@dataclass(frozen=True)
+class _Cause:
+    """Why a queue was late, or failed, and when that was found out on the monotonic clock."""
+
+    late: bool = False
+    text: str = ""
+    found_at: float = -math.inf
+
+    def of(self, *, late: bool) -> _Cause:
+        """Return this cause, or none if the queue has become late, or is late no longer."""
+        return self if late == self.late else _Cause(late)
+
+
 @dataclass
 class Monitor:
     """Reads the figures of the queues at intervals."""
@@ -200,9 +219,7 @@ class Monitor:
     _queues: Sequence[FoundQueue] = ()
     _search_at: float = 0.0
     _past: dict[FoundQueue, deque[tuple[float, int]]] = field(default_factory=dict)
-    # Why each queue is late, and when that was found out.
-    _causes: dict[FoundQueue, tuple[str, float]] = field(default_factory=dict)
-    _unexplained: int = 0
+    _causes: dict[FoundQueue, _Cause] = field(default_factory=dict)
 
     async def read(self) -> list[Line]:
         """Return every queue with its figures."""
@@ -212,10 +229,12 @@ class Monitor:
             took = time.monotonic() - began
             self._search_at = began + took + max(1.0, took * _SHARE)
         queues = self.named or self._queues
-        self._unexplained = _MOST_EXPLAINED
         current = {*queues}
         self._past = {queue: past for queue, past in self._past.items() if queue in current}
-        return [await self._line(queue) for queue in queues]
+        lines = [await self._line(queue) for queue in queues]
+        readable = [line for line in lines if not isinstance(line.depth, str)]
+        explained = {line.queue: line for line in await self._explained(readable)}
+        return [explained.get(line.queue, line) for line in lines]
 
     async def _line(self, queue: FoundQueue) -> Line:
         stats = await stats_or_error(self.client, queue)
@@ -230,22 +249,31 @@ class Monitor:
         (began, before), rate = past[0], None
         if now > began:
             rate = (count - before) / (now - began)
-        return Line(queue, depth, rate, await self._cause(queue, depth, now))
+        return Line(queue, depth, rate)
 
-    async def _cause(self, queue: FoundQueue, depth: QueueDepth, now: float) -> str:
-        """Return why a queue is late. It takes several calls to find out, so it counts a while."""
-        if not is_late(depth):
-            self._causes.pop(queue, None)
-            return ""
-        cause, found_at = self._causes.get(queue, ("", 0.0))
-        if now - found_at > _CAUSES_COUNT_FOR and self._unexplained > 0:
-            self._unexplained -= 1
+    async def _explained(self, lines: Sequence[Line]) -> list[Line]:
+        """Return the lines with the reasons why queues are late, or fail.
+
+        It takes some calls to find one, so it counts a while, and only some are looked for at a
+        time: those of late queues first, then those that are the oldest.
+        """
+        now = time.monotonic()
+        self._causes = {
+            line.queue: self._causes.get(line.queue, _Cause()).of(late=line.is_late)
+            for line in lines
+        }
+        outdated = [
+            line for line in lines if now - self._causes[line.queue].found_at > _CAUSES_COUNT_FOR
+        ]
+        outdated.sort(key=lambda line: (not line.is_late, self._causes[line.queue].found_at))
+        for line in outdated[:_MOST_EXPLAINED]:
+            assert not isinstance(line.depth, str)
             try:
-                cause = await cause_of(self.client, queue, depth)
+                text = await cause_of(self.client, line.queue, line.depth)
             except ServerRefused as error:
-                cause = str(error)
-            self._causes[queue] = cause, now
-        return cause
+                text = str(error)
+            self._causes[line.queue] = _Cause(line.is_late, text, now)
+        return [replace(line, cause=self._causes[line.queue].text) for line in lines]
 
 
 def top(

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq import Limit, Offer, Worker
+from delayq import Backoff, Limit, Offer, Worker, connect
 from delayq.admin.catalog import FoundQueue
 from delayq.admin.delays import explain_delay
+from delayq.admin.doctor import diagnose
+from delayq.admin.failures import explain_failures
 from delayq.admin.reliable import ReliableInspector
 from delayq.cli.top import Monitor
 from delayq.stats import BlockedLoop, WorkerInfo
+from tests.support.waiting import until
 from tests.support.workers import Gate
 
 if TYPE_CHECKING:
     from delayq import Client
     from delayq.admin.delays import Delay
     from tests.support.reliable import Jobs
+    from tests.support.servers import PrivateServer
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -105,6 +111,24 @@ async def test_top_explains_what_is_late(
     await message.ack()
     (line,) = await monitor.read()
     assert (line.state[0], line.cause) == ("ok", "")
+
+
+async def test_a_wave_of_failures_is_told_before_messages_die(
+    server: PrivateServer, client: Client
+) -> None:
+    inspector = ReliableInspector.of(client, "jobs")
+    async with connect(server.url, resync_interval=0.05) as theirs:
+        jobs = theirs.reliable_queue("jobs", backoff=Backoff.fixed(600), max_attempts=9)
+        await jobs.offer_many([Offer(n) for n in range(12)])
+        assert not await explain_failures(inspector)
+        for message in await jobs.claim(12):
+            await message.nack(error=ConnectionError("refused by 10.0.0.1"))
+        await until(partial(explain_failures, inspector))
+        text = await explain_failures(inspector)
+        assert re.fullmatch(r"\d retries a minute: ConnectionError", text)
+        assert f"failing: {text}" in [finding.text async for finding in diagnose(client)]
+        (line,) = await Monitor(client, [FoundQueue("reliable", "jobs")]).read()
+        assert (line.state[0], line.cause) == ("failing", text)
 
 
 def listed(now: datetime, facts: dict[str, Any]) -> Any:

@@ -1,0 +1,72 @@
+"""Tells whether many attempts of a queue fail, before its messages become dead letters, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from delayq.admin.letters import LetterFacts
+from delayq.errors import ServerRefused
+from delayq.stats import Activity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delayq.admin.reliable import ReliableInspector
+
+WAVE_MINUTES = 3
+"""Over how many minutes the failures of a wave are counted, with the current one."""
+# From how many failed attempts in this time, and from which share of all attempts, a queue fails.
+_LEAST_FAILED = 10
+_FAILED_SHARE = 0.1
+# The number of dead letters that are read for their errors.
+_LETTERS = 25
+
+
+def is_wave(handled: int, failed: int) -> bool:
+    """Return whether a tenth or more of the attempts failed, and at least ten of them."""
+    return failed >= _LEAST_FAILED and failed >= _FAILED_SHARE * (failed + handled)
+
+
+def describe_wave(retried: int, dead: int, seconds: float, errors: Iterable[str]) -> str:
+    """Return the rate of failures within some seconds, and the most frequent of some errors."""
+    count, name = max((retried, "retries"), (dead, "dead letters"))
+    rate = count / seconds
+    if rate < 1:
+        text = f"{60 * rate:,.0f} {name} a minute"
+    else:
+        text = f"{rate:,.0f} {name} a second" if rate >= 10 else f"{rate:.2g} {name} a second"
+    kinds = Counter(error.partition(":")[0] for error in errors if error)
+    return f"{text}: {kinds.most_common(1)[0][0]}" if kinds else text
+
+
+async def last_errors(inspector: ReliableInspector) -> list[str]:
+    """Return the last errors of some messages that have failed, each in one line; if there are
+    none, of the newest dead letters.
+    """
+    failed = await inspector.call_each(lambda store: store.failed("0"))
+    if errors := [error for _, part in failed for error in part.values()]:
+        return errors
+    count = max(1, _LETTERS // len(inspector.stores))
+    letters = await inspector.call_each(lambda store: store.newest_dead(0, count))
+    return [LetterFacts.of(letter).error for part in letters for letter in part]
+
+
+async def explain_failures(inspector: ReliableInspector) -> str:
+    """Return in words that many attempts have failed within the last minutes; empty if not."""
+    try:
+        minutes = await inspector.activity("m", WAVE_MINUTES)
+    except ServerRefused:
+        # The user may not know.
+        return ""
+    sums = Activity.total(minutes)
+    if not is_wave(sums.handled, sums.failed + sums.dead):
+        return ""
+    try:
+        errors = await last_errors(inspector)
+    except ServerRefused:
+        errors = []
+    now = (await inspector.now()).timestamp()
+    # The current minute has not ended.
+    elapsed = max(60.0 * (WAVE_MINUTES - 1), now - minutes[0].start.timestamp())
+    return describe_wave(sums.failed, sums.dead, min(elapsed, sums.seconds), errors)
