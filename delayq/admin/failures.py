@@ -35,7 +35,7 @@ def describe_wave(retried: int, dead: int, seconds: float, errors: Iterable[str]
     if rate < 1:
         text = f"{60 * rate:,.0f} {name} a minute"
     else:
-        text = f"{rate:,.0f} {name} a second" if rate >= 10 else f"{rate:.2g} {name} a second"
+        text = f"{rate:,.0f} {name} a second" if rate >= 10 else f"{rate:.1f} {name} a second"
     kinds = Counter(error.partition(":")[0] for error in errors if error)
     return f"{text}: {kinds.most_common(1)[0][0]}" if kinds else text
 
