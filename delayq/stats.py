@@ -271,11 +271,14 @@ class BlockedLoop:
     Attributes:
         code: The function, with its file and line.
         seconds: How long.
+        recent: For how much of the minute before ``until`` loops of the process were blocked, in
+            seconds.
         until: When the loop ran again (UTC).
     """
 
     code: str
     seconds: float
+    recent: float
     until: datetime
 
 

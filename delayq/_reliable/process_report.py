@@ -16,11 +16,13 @@ class Blocking:
     Attributes:
         code: The function, with its file and line.
         seconds: How long the loop was blocked.
+        recent: For how much of the last minute before it ran again loops were blocked, in seconds.
         ended_at: When it ran again, on the clock of ``time.monotonic()``.
     """
 
     code: str
     seconds: float
+    recent: float
     ended_at: float
 
 
@@ -45,7 +47,12 @@ class ProcessReport:
 
     def note_blocking(self, code: str, seconds: float) -> None:
         """Note that an event loop runs again; from any thread."""
-        self._blocking = Blocking(code, seconds, time.monotonic())
+        now = time.monotonic()
+        before = self._blocking
+        # As if all of that had been at its end.
+        earlier = 0.0 if before is None else min(before.recent, 60.0 - (now - before.ended_at))
+        recent = min(60.0, seconds + max(0.0, earlier))
+        self._blocking = Blocking(code, seconds, recent, now)
 
 
 PROCESS = ProcessReport()

@@ -197,6 +197,7 @@ def facts_of(work: Work, now: float, opened_at: float, counts_us: int, free: int
                 "blocked": (
                     blocking.code,
                     round(blocking.seconds, 3),
+                    round(blocking.recent, 3),
                     # Event loops use the clock of time.monotonic().
                     round(max(0.0, now - blocking.ended_at), 3),
                 )
@@ -223,8 +224,11 @@ def facts_of(work: Work, now: float, opened_at: float, counts_us: int, free: int
     return json.dumps(facts, separators=(",", ":"))
 
 
-def _blocked_of(seen_at: datetime, code: str, seconds: float, age: float) -> BlockedLoop:
-    return BlockedLoop(str(code), float(seconds), seen_at - timedelta(seconds=float(age)))
+def _blocked_of(
+    seen_at: datetime, code: str, seconds: float, recent: float, age: float
+) -> BlockedLoop:
+    until = seen_at - timedelta(seconds=float(age))
+    return BlockedLoop(str(code), float(seconds), float(recent), until)
 
 
 def worker_of(queue: str, counts_until: bytes, text: bytes) -> WorkerInfo | None:

@@ -40,6 +40,8 @@ _MOST_NAMED = 3
 _SILENT = 1.5
 # A blocked event loop explains why messages are late for this time after it ran again, seconds.
 _MATTERS_FOR = 60.0
+# It does so if it was blocked for this share of the time for which messages have been late.
+_BLOCKED_SHARE = 0.25
 _MORE_WORKERS = "start more workers, or raise their concurrency"
 ADVICE_ON_BLOCKING = "make that function a plain one, not async, or use asyncio.to_thread() in it"
 """The advice about a handler that blocks the event loop."""
@@ -148,7 +150,7 @@ async def _lack_of_workers(
     if not depth.leased and not workers:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return Delay("no worker listens", advice, "no_workers", is_wrong=True)
-    return _blocked_loops(workers, now, span) or _use_of_slots(workers, depth)
+    return _blocked_loops(workers, depth, now, span) or _use_of_slots(workers, depth)
 
 
 def _use_of_slots(workers: Sequence[WorkerInfo], depth: QueueDepth) -> Delay:
@@ -169,9 +171,12 @@ def _use_of_slots(workers: Sequence[WorkerInfo], depth: QueueDepth) -> Delay:
 
 
 def _blocked_loops(
-    workers: Sequence[WorkerInfo], now: datetime, span: Callable[[float], str]
+    workers: Sequence[WorkerInfo],
+    depth: QueueDepth,
+    now: datetime,
+    span: Callable[[float], str],
 ) -> Delay | None:
-    """Return which workers cannot work, if that is all of them, or could not a moment ago."""
+    """Return which workers cannot work, if that is all of them, or which one could not lately."""
     silent = [
         worker
         for worker in workers
@@ -188,6 +193,7 @@ def _blocked_loops(
         for worker in workers
         if worker.blocked is not None
         and (now - worker.blocked.until).total_seconds() <= _MATTERS_FOR
+        and worker.blocked.recent >= _BLOCKED_SHARE * min(depth.oldest_due_age, _MATTERS_FOR)
     ]
     if not lately:
         return None

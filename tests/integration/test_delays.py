@@ -38,9 +38,11 @@ async def jobs(client: Client) -> Jobs:
     return client.reliable_queue("jobs", lease=60)
 
 
-async def delay_of(client: Client) -> Delay:
+async def delay_of(client: Client, age: float = 1) -> Delay:
+    """Return why messages are late, as if the oldest of them had been due for ``age`` seconds."""
     inspector = ReliableInspector.of(client, "jobs")
-    return await explain_delay(inspector, await inspector.stats(), lambda s: f"{s:g} s")
+    depth = replace(await inspector.stats(), oldest_due_age=age)
+    return await explain_delay(inspector, depth, lambda s: f"{s:g} s")
 
 
 async def test_a_queue_may_be_paused(client: Client, jobs: Jobs) -> None:
@@ -161,7 +163,7 @@ def listed(now: datetime, facts: dict[str, Any]) -> Any:
             False,
         ),
         (
-            {"free": 10, "blocked": BlockedLoop("charge (app.py, line 12)", 8.0, NOW)},
+            {"free": 10, "blocked": BlockedLoop("charge (app.py, line 12)", 8.0, 20.0, NOW)},
             "charge (app.py, line 12) blocked the event loop of process 7 on web for 8 s",
             True,
         ),
@@ -171,6 +173,11 @@ def listed(now: datetime, facts: dict[str, Any]) -> Any:
             True,
         ),
         ({"free": 10}, "workers listen, but take nothing", True),
+        (
+            {"free": 0, "blocked": BlockedLoop("once (app.py, line 7)", 1.2, 1.2, NOW)},
+            "all slots of workers are in use",
+            False,
+        ),
     ],
 )
 async def test_workers_may_be_unable_to_take_messages(
@@ -188,7 +195,7 @@ async def test_workers_may_be_unable_to_take_messages(
 
     monkeypatch.setattr(ReliableInspector, "now", now)
     monkeypatch.setattr(ReliableInspector, "workers", listed(NOW, facts))
-    delay = await delay_of(client)
+    delay = await delay_of(client, 50)
     assert delay.cause.startswith(cause)
     assert delay.is_wrong is is_wrong
 

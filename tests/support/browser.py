@@ -148,10 +148,16 @@ class Seen:
         return self.driver.find_element("css selector", selector)
 
     def click(self, text: str) -> None:
-        """Click the link or button with this text."""
+        """Click the link or button with this text, once it is there: live pages change."""
         path = f'//a[normalize-space()="{text}"] | //button[normalize-space()="{text}"]'
-        (element, *_) = self.driver.find_elements("xpath", path)
-        element.click()
+
+        def click_first() -> bool:
+            elements = self.driver.find_elements("xpath", path)
+            for element in elements[:1]:
+                element.click()
+            return bool(elements)
+
+        self.until(click_first)
         self.clicked.add(text)
 
     def follow(self, *steps: tuple[str, str | None]) -> None:
