@@ -186,6 +186,8 @@ def _blocked_loops(
         worker = max(silent, key=lambda worker: worker.seen_at)
         silence = span((now - worker.seen_at).total_seconds())
         cause = f"no worker has reported for {silence}, {_process(worker)} last"
+        if worker.blocked is not None:
+            cause += f"; {worker.blocked.code} had blocked its event loop"
         advice = "see whether it runs, and what blocks its event loop: its log names the code"
         return Delay(cause, advice, "silent_workers", is_wrong=True)
     lately = [

@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse
 import delayq
 from delayq import Offer
 from delayq._dashboard import live
+from delayq.admin.doctor import diagnose
 from tests.support.board import TOKEN
 from tests.support.browser import (
     CHROMIUM,
@@ -32,6 +33,7 @@ from tests.support.browser import (
     visit,
     work,
 )
+from tests.support.incident import broken, fix_in_the_dashboard, overloaded
 from tests.support.tasks import running
 from tests.support.waiting import until
 
@@ -417,3 +419,54 @@ async def test_queues_of_any_name_are_shown_and_acted_on(own_server: PrivateServ
         for name in names:
             stats = await client.reliable_queue(name).stats()
             assert (stats.paused, stats.delayed) == (True, 0), name
+
+
+@pytest.mark.nightly
+async def test_incidents_are_found_and_fixed_from_the_first_page(
+    own_server: PrivateServer,
+) -> None:
+    async with broken(own_server) as mailer, serving(own_server, "--token", TOKEN) as (_, address):
+        await visit(partial(fix_in_the_dashboard, address, mailer), 1440, 900)
+
+
+def _shows(browser: Seen, pattern: str) -> bool:
+    return re.search(pattern, browser.text()) is not None
+
+
+@pytest.mark.nightly
+async def test_causes_of_an_overload_are_removed_in_four_clicks(own_server: PrivateServer) -> None:
+    def look(address: str, browser: Seen) -> None:
+        browser.go(address + "login")
+        browser.log_in()
+        for cause in (
+            r"group 'acme', with \d+ ready, is at its limit of 2 at a time",
+            r"\d (retries|dead letters) a (second|minute): ConnectionError",
+            r"shrink \(overload.py, line \d+\) blocked the event loop of process \d+",
+        ):
+            browser.until(partial(_shows, browser, cause))
+        browser.follow(("syncs", "Due times"), ("Groups", "Own limit"), ("acme", "New limit"))
+        browser.follow(("#limit", "10"), ("Set", "Limit set."))
+        browser.follow(("Queues", "payments"), ("payments", "Due times"), ("Pause", "paused"))
+        browser.follow(("Workers", "was blocked for"))
+
+    async with overloaded(own_server), serving(own_server, "--token", TOKEN) as (client, address):
+        await visit(partial(look, address), 1440, 900)
+        syncs, payments = client.reliable_queue("syncs"), client.reliable_queue("payments")
+        assert (await syncs.groups.get("acme")).running == 10
+        assert (await payments.stats()).paused
+
+
+@pytest.mark.nightly
+async def test_a_doctor_names_the_causes_of_an_overload(own_server: PrivateServer) -> None:
+    async with overloaded(own_server), delayq.connect(own_server.url) as client:
+
+        async def names(cause: str) -> bool:
+            texts = [f"{each.check}: {each.text}" async for each in diagnose(client)]
+            return any(re.search(cause, text) for text in texts)
+
+        for cause in (
+            r"syncs: .* group 'acme', with \d+ ready, is at its limit of 2 at a time",
+            r"payments: failing: .* a (second|minute): ConnectionError",
+            r"thumbs: .* shrink \(overload.py, line \d+\) blocked the event loop of process \d+",
+        ):
+            await until(partial(names, cause), WITHIN)

@@ -28,4 +28,4 @@ def test_a_program_of_the_guide_prints_what_the_guide_shows(
 
 
 def test_each_program_of_the_guide_shows_its_output() -> None:
-    assert len(PROGRAMS) == PAGE.count("```python")
+    assert len(PROGRAMS) == PAGE.count("```python\n")

@@ -1,5 +1,5 @@
-"""The incident of ``examples/incident.py``, and the way through it in the dashboard, as
-``docs/operations.md`` tells it.
+"""The incidents of ``examples/incident.py`` and ``overload.py``, and the way through the first one
+in the dashboard, as ``docs/operations.md`` tells it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.support.browser import WITHIN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from tests.support.browser import Seen
     from tests.support.servers import PrivateServer
@@ -27,21 +28,39 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @asynccontextmanager
 async def broken(server: PrivateServer) -> AsyncIterator[Callable[[], object]]:
     """Break everything on a server. Yields a function that runs the missing worker."""
-    environment = os.environ | {"DELAYQ_URL": server.url, "PYTHONPATH": str(EXAMPLES)}
-    incident = await asyncio.create_subprocess_exec(
-        sys.executable, EXAMPLES / "incident.py", env=environment, stdout=asyncio.subprocess.PIPE
-    )
-    assert incident.stdout is not None
     mailer = (sys.executable, "-m", "delayq", "worker", "incident:mailer", "--burst")
-    try:
-        first_line = await asyncio.wait_for(incident.stdout.readline(), WITHIN)
-        assert first_line.startswith(b"everything is broken now"), first_line
+    environment = _environment(server)
+    async with _running("incident.py", environment, "everything is broken now"):
         yield partial(
             subprocess.run, mailer, env=environment, check=True, timeout=WITHIN, capture_output=True
         )
+
+
+def overloaded(server: PrivateServer) -> AbstractAsyncContextManager[None]:
+    """Overload a server in three ways that more workers would not mend."""
+    return _running("overload.py", _environment(server), "everything goes wrong now")
+
+
+def _environment(server: PrivateServer) -> dict[str, str]:
+    return os.environ | {"DELAYQ_URL": server.url, "PYTHONPATH": str(EXAMPLES)}
+
+
+@asynccontextmanager
+async def _running(name: str, environment: dict[str, str], says: str) -> AsyncIterator[None]:
+    """Run an example, from the moment at which it has said something."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, EXAMPLES / name, env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        while (
+            says not in (line := await asyncio.wait_for(process.stdout.readline(), WITHIN)).decode()
+        ):
+            assert line, f"{name} has ended"
+        yield
     finally:
-        incident.terminate()
-        await asyncio.wait_for(incident.communicate(), WITHIN)
+        process.terminate()
+        await asyncio.wait_for(process.communicate(), WITHIN)
 
 
 def fix_in_the_dashboard(

@@ -40,7 +40,10 @@ def test_the_first_key_encrypts_and_all_decrypt() -> None:
 def test_what_was_moved_or_changed_is_refused_for_one_cause() -> None:
     payload = codec({"2026": OLD}).encode(VALUE)
     changed = [
-        bytes([*payload[:at], byte ^ 1, *payload[at + 1 :]]) for at, byte in enumerate(payload)
+        bytes([*payload[:at], byte ^ 1, *payload[at + 1 :]])
+        for at, byte in enumerate(payload)
+        # With another length, the id may be anything that the nonce begins with.
+        if at != 1
     ]
     reasons = set()
     for reader, stored in [
