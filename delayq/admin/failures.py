@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from delayq.admin.letters import LetterFacts
+from delayq.admin.letters import LetterFacts, cause_of
 from delayq.errors import ServerRefused
 from delayq.stats import Activity
 
@@ -36,7 +36,7 @@ def describe_wave(retried: int, dead: int, seconds: float, errors: Iterable[str]
         text = f"{60 * rate:,.0f} {name} a minute"
     else:
         text = f"{rate:,.0f} {name} a second" if rate >= 10 else f"{rate:.1f} {name} a second"
-    kinds = Counter(error.partition(":")[0] for error in errors if error)
+    kinds = Counter(cause_of(error, "", "type") for error in errors if error)
     return f"{text}: {kinds.most_common(1)[0][0]}" if kinds else text
 
 

@@ -365,4 +365,5 @@ def cause_of(error: str, reason: str, by: GroupBy) -> str:
     """Return the cause by which a message with this error and reason is counted."""
     if by == "reason" or not error:
         return reason
-    return error if by == "error" else error.partition(":")[0]
+    # An error that begins with a colon names no type.
+    return error if by == "error" else error.partition(":")[0] or error

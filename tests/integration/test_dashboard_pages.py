@@ -276,7 +276,7 @@ async def test_an_action_applies_to_what_a_filter_shows(
     assert confirmation(again).keys() == confirmation(shown).keys()
     assert confirmation(again)["cause"] == confirmation(shown)["cause"] == "TimeoutError"
     fields |= {"sure": "1"}
-    for wrong in ({"until": "now"}, {"by": "moon"}, {"until": "9" * 40}):
+    for wrong in ({"until": "now"}, {"by": "moon"}, {"until": "9" * 40}, {"cause": ""}):
         await send(admin, fields | wrong, 400)
     assert await jobs.dead.size() == 7
     assert note in texts(await send(admin, fields))
@@ -300,6 +300,16 @@ async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Brows
     sent = {name: value.replace("\n", "\r\n") for name, value in fields.items()}
     await admin.post("act", data=sent | {"do": "redrive_matching", "sure": "1"})
     assert [letter.reason for letter in await jobs.dead.list()] == ["other"]
+
+
+async def test_a_cause_without_a_type_is_acted_on_alone(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await die(jobs, "attempts", "KeyError: x", "::1 refused the connection")
+    shown = await page(admin, "all-dead?by=type")
+    nameless, _ = buttons(shown, "purge_matching")
+    again = await press(admin, shown, nameless, "purge_matching")
+    assert "1 dead letter dropped." in texts(again)
+    assert [letter.error for letter in await jobs.dead.list()] == ["KeyError: x"]
 
 
 async def test_a_count_goes_on_from_page_to_page(

@@ -218,7 +218,8 @@ def _causes(
     until = min(conditions.query.died_before or moment_us(now), moment_us(now)).isoformat()
 
     def line(source: ReliableSource, group: LetterGroup) -> CauseLine:
-        if group.cause == letters.OTHER_CAUSES:
+        # Without a cause, a form would be about all letters.
+        if group.cause in ("", letters.OTHER_CAUSES):
             return CauseLine(source, group, "", "")
         texts = conditions.texts | {"by": conditions.by, "cause": group.cause}
         act = button_link(source, texts, all="1", sure="1", until=until)
@@ -312,6 +313,9 @@ def _query_in(form: Form) -> LetterQuery:
     texts = {name: unquote(form.get(name)) for name in _FIELDS}
     if texts["by"] and texts["by"] not in GROUPINGS:
         raise HTTPException(400, "Dead letters are grouped by error, type or reason.")
+    if texts["by"] and not texts["cause"]:
+        # Without a cause, it would be about all letters.
+        raise HTTPException(400, "The form is incomplete.")
     return LetterQuery(texts["error"], texts["reason"], form.shown_at(), _cause(texts))
 
 

@@ -90,7 +90,7 @@ async def _count(
     causes.sort(key=lambda entry: entry[2], reverse=True)
 
     def line(source: ReliableSource, cause: str, failed: int) -> RetryLine:
-        if cause == OTHER_CAUSES:
+        if cause in ("", OTHER_CAUSES):
             return RetryLine(source, cause, failed, "", "")
         address = link("retries", source, None, by=by, cause=cause)
         return RetryLine(
