@@ -45,12 +45,13 @@ class _Repeated(Generic[C]):
     """A count that begins again after it was completed.
 
     Attributes:
+        begin: Begins the count, as the last page has asked for it.
         latest: The last complete count, or the first one as long as it is not complete; None before
             it has begun.
     """
 
     def __init__(self, begin: Callable[[], Awaitable[C]]) -> None:
-        self._begin = begin
+        self.begin = begin
         self._current: C | None = None
         self._took = 0.0
         self._deadline = 0.0
@@ -68,7 +69,7 @@ class _Repeated(Generic[C]):
         if self._current is None:
             if self.latest is not None and began_at < self._ended_at + _SHARE * self._took:
                 return self.latest
-            self._current, self._took = await self._begin(), 0.0
+            self._current, self._took = await self.begin(), 0.0
         current = self._current
         await current.go_on(self._deadline)
         self._took += time.monotonic() - began_at
@@ -98,7 +99,11 @@ class Counts:
         """
         if len(self._counts) > max(_MOST_KEPT, 2 * len(begins)):
             self._counts.clear()
-        counts = [self._counts.setdefault(key, _Repeated(begin)) for key, begin in begins]
+        counts: list[_Repeated[C]] = []
+        for key, begin in begins:
+            count = self._counts.setdefault(key, _Repeated(begin))
+            count.begin = begin
+            counts.append(count)
         deadline = time.monotonic() + (_SECONDS_OF_UPDATE if is_live else _SECONDS)
         for number, count in enumerate(counts):
             if number and time.monotonic() >= deadline:

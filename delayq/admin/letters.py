@@ -139,12 +139,14 @@ class LetterCount:
     are left out.
 
     Attributes:
+        query: The conditions.
         total: The number of letters that there were when the count began.
         examined: How many of them were examined.
         matching: How many of these match.
     """
 
-    def __init__(self, readers: Sequence[_Reader], by: GroupBy) -> None:
+    def __init__(self, readers: Sequence[_Reader], by: GroupBy, query: LetterQuery) -> None:
+        self.query = query
         self._by = by
         self._counts: Counter[str] = Counter()
         # When the first and the last of them died, in microseconds.
@@ -159,7 +161,7 @@ class LetterCount:
         cls, stores: Sequence[ReliableStore], by: GroupBy, query: LetterQuery
     ) -> LetterCount:
         """Begin a count."""
-        return cls(await _readers(stores, query), by)
+        return cls(await _readers(stores, query), by, query)
 
     @property
     def examined(self) -> int:

@@ -302,6 +302,30 @@ async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Brows
     assert [letter.reason for letter in await jobs.dead.list()] == ["other"]
 
 
+async def test_an_action_applies_to_what_was_counted(
+    client: Client, raw: Any, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await die(jobs, "attempts", "KeyError: x")
+    addresses = ("all-dead?by=type", f"{LETTERS}&error=key")
+    for address in addresses:
+        await page(admin, address)
+    # Each page that follows shows the first count, which is an hour old at most.
+    monkeypatch.setattr("delayq._dashboard.counts._FRESH", 3600)
+    await die(jobs, "attempts", "KeyError: late")
+    shown, filtered = [await page(admin, address) for address in addresses]
+    assert "All 1 dead letters are counted. " in texts(shown)
+    (button,) = buttons(shown, "redrive_matching")
+    fields = confirmation(filtered) | {"do": "redrive_matching", "sure": "1"}
+    assert "1 message re-queued." in texts(await send(admin, fields))
+    await press(admin, shown, button, "purge_matching")
+    assert [letter.error for letter in await jobs.dead.list()] == ["KeyError: late"]
+    # Nothing can be done about letters that are not counted yet.
+    await fill_with_letters(raw, range(150))
+    monkeypatch.setattr("delayq._dashboard.counts._SECONDS", -1)
+    assert not buttons(await page(admin, "all-dead?by=reason"), "redrive_matching")
+
+
 async def test_a_cause_without_a_type_is_acted_on_alone(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
     await die(jobs, "attempts", "KeyError: x", "::1 refused the connection")

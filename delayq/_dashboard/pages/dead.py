@@ -163,7 +163,7 @@ class CauseLine(NamedTuple):
         source: The queue.
         group: Its letters.
         address: The page of these letters; empty if they have no cause in common.
-        act: Where a form about them is sent.
+        act: Where a form about them is sent; empty as long as they are not all counted.
     """
 
     source: AnySource
@@ -179,15 +179,18 @@ def check_grouping(by: str) -> None:
 
 
 async def _count(
-    board: Board, request: Request, sources: Sequence[ReliableSource], conditions: _Filter
+    board: Board, request: Request, sources: Sequence[ReliableSource], conditions: _Filter, now: int
 ) -> list[LetterCount | None]:
     """Go on with counting the letters of some queues, and return the counts; None for each that has
     not begun.
     """
+    # Letters that die from now on are not among those that the visitor acts on.
+    until = min(conditions.query.died_before or moment_us(now), moment_us(now))
+    query = replace(conditions.query, died_before=until)
 
     async def begin(source: ReliableSource) -> LetterCount:
         stores = await source.all_stores()
-        return await LetterCount.begin(stores, conditions.by, conditions.query)
+        return await LetterCount.begin(stores, conditions.by, query)
 
     about = tuple(sorted(conditions.texts.items()))
     return await board.counts.go_on(
@@ -204,25 +207,26 @@ def _causes(
     counts: Sequence[LetterCount | None],
     conditions: _Filter,
     offset: int,
-    now: int,
 ) -> dict[str, Any]:
     """Return the values that show the causes so far, those of the last deaths first."""
     groups = [
-        (source, group)
+        (source, count, group)
         for source, count in zip(sources, counts, strict=True)
         if count is not None
         for group in count.newest(offset + CAUSES_PER_PAGE)
     ]
-    groups.sort(key=lambda entry: entry[1].last, reverse=True)
-    # Letters that die from now on are not among those that the visitor acts on.
-    until = min(conditions.query.died_before or moment_us(now), moment_us(now)).isoformat()
+    groups.sort(key=lambda entry: entry[2].last, reverse=True)
 
-    def line(source: ReliableSource, group: LetterGroup) -> CauseLine:
+    def line(source: ReliableSource, count: LetterCount, group: LetterGroup) -> CauseLine:
         # Without a cause, a form would be about all letters.
         if group.cause in ("", letters.OTHER_CAUSES):
             return CauseLine(source, group, "", "")
         texts = conditions.texts | {"by": conditions.by, "cause": group.cause}
-        act = button_link(source, texts, all="1", sure="1", until=until)
+        act = ""
+        if count.is_complete and count.query.died_before is not None:
+            # The letters that are counted, and no others.
+            until = count.query.died_before.isoformat()
+            act = button_link(source, texts, all="1", sure="1", until=until)
         return CauseLine(source, group, link("letters", source, None, **texts), act)
 
     is_complete = all(count is not None and count.is_complete for count in counts)
@@ -256,11 +260,15 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
     }
     if conditions.wrong:
         return values
-    counts = await _count(board, request, [source], conditions)
-    (values["counting"],) = counts
+    counts = await _count(board, request, [source], conditions, now)
+    (values["counting"],) = (counting,) = counts
     if conditions.is_grouped:
-        return values | _causes([source], counts, conditions, offset, now)
-    return values | await _find_matching(source, conditions, offset, now)
+        return values | _causes([source], counts, conditions, offset)
+    values |= await _find_matching(source, conditions, offset, now)
+    if counting is not None and counting.is_complete and counting.query.died_before is not None:
+        # The form names the number that was counted.
+        values["until"] = counting.query.died_before.isoformat()
+    return values
 
 
 async def _find_matching(
@@ -349,13 +357,16 @@ async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
     # The small ones first: their counts are complete at once.
     dying.sort(key=lambda entry: entry[0])
     dying_sources = [source for _, source in dying]
-    counts = await _count(board, request, dying_sources, conditions)
+    counts = await _count(board, request, dying_sources, conditions, now)
     return {
         "now": now,
         "chosen": conditions,
         "groupings": GROUPINGS,
-        "total": sum(number for number, _ in dying),
-        **_causes(dying_sources, counts, conditions, offset, now),
+        "total": sum(
+            number if count is None else count.total
+            for (number, _), count in zip(dying, counts, strict=True)
+        ),
+        **_causes(dying_sources, counts, conditions, offset),
     }
 
 
