@@ -151,14 +151,15 @@ _COUNTS = tuple(
 # The upper end of the first bucket, seconds. Each of the others reaches 1.41 times as far as the
 # one before; the last one also has what is longer than 15 hours.
 _FIRST = 0.0001
-_LAST = 59
+LAST_BUCKET = 59
+"""The last bucket of a :class:`Spread`."""
 
 
 def bucket_of(seconds: float) -> int:
     """Return the bucket of a :class:`Spread` that counts a duration."""
     if seconds <= _FIRST:
         return 0
-    return min(_LAST, 1 + int(2 * math.log2(seconds / _FIRST)))
+    return min(LAST_BUCKET, 1 + int(2 * math.log2(seconds / _FIRST)))
 
 
 @dataclass(frozen=True)

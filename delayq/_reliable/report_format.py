@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from delayq._durations import moment_us
 from delayq._reliable.replies import parse_us
 from delayq.errors import BadInput
-from delayq.stats import Activity, BlockedLoop, RunningMessage, Spread, WorkerInfo, bucket_of
+from delayq.stats import (
+    LAST_BUCKET,
+    Activity,
+    BlockedLoop,
+    RunningMessage,
+    Spread,
+    WorkerInfo,
+    bucket_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +44,8 @@ _NAMES = {"offered": "o", "handled": "h", "failed": "f", "dead": "d", "expired":
 NO_COUNTS: Mapping[str, int] = dict.fromkeys(_NAMES.values(), 0)
 """The counts of a client that has done nothing."""
 _LATENESS, _HANDLING = "l", "t"
-_COUNT = re.compile(r"([a-z])([0-9]*)=([0-9]+)")
+# Longer numbers are damage.
+_COUNT = re.compile(r"([a-z])([0-9]{0,3})=([0-9]{1,18})(?![0-9])")
 # After this many measurements, only half as many of the messages that follow are measured.
 _MEASURED_IN_FULL = 256
 REPORTS_MISSED = 3
@@ -129,7 +138,8 @@ def activity_of(unit: Unit, stored: bytes) -> Activity:
     spreads: dict[str, dict[int, int]] = {_LATENESS: {}, _HANDLING: {}}
     for name, bucket, count in _COUNT.findall(text):
         if name in spreads and bucket:
-            spreads[name][int(bucket)] = int(count)
+            if int(bucket) <= LAST_BUCKET:
+                spreads[name][int(bucket)] = int(count)
         elif not bucket:
             counts[name] = int(count)
     return Activity(

@@ -1273,7 +1273,7 @@ async def test_the_start_page_follows_the_last_minutes_of_each_hour(
     await client.reliable_queue("jobs").pause()
 
     def remember(minute: int, handled: int) -> None:
-        server.call("HSET", KEYS.history, f"m{minute % 1440}", f"{minute} h={handled} l60=1")
+        server.call("HSET", KEYS.history, f"m{minute % 1440}", f"{minute} h={handled} l59=1")
 
     now = int(time.time()) // 60
     remember(now - 50, 100)

@@ -72,7 +72,8 @@ def test_a_written_report_is_read_back() -> None:
 
 
 def test_an_unreadable_report_counts_as_nothing() -> None:
-    for stored in (b"498737", b"498737 ", b"498737 \xff=1 z=9 o=x =3 q7=1"):
+    far = b"498737 l99999=1 l2300=5 l60=1 o=" + b"9" * 5000
+    for stored in (b"498737", b"498737 ", b"498737 \xff=1 z=9 o=x =3 q7=1", far):
         activity = activity_of("h", stored)
         assert (activity.seconds, activity.start) == (3600, datetime(2026, 11, 23, 17, tzinfo=UTC))
         assert (activity.offered, activity.lateness.count) == (0, 0), stored
