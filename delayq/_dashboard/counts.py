@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from delayq._dashboard.queues import Cached
+from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -46,8 +47,8 @@ class _Repeated(Generic[C]):
 
     Attributes:
         begin: Begins the count, as the last page has asked for it.
-        latest: The last complete count, or the first one as long as it is not complete; None before
-            it has begun.
+        latest: The last complete count, or the first one as long as it is not complete; why the
+            server refused it; None before it has begun.
     """
 
     def __init__(self, begin: Callable[[], Awaitable[C]]) -> None:
@@ -56,26 +57,34 @@ class _Repeated(Generic[C]):
         self._took = 0.0
         self._deadline = 0.0
         self._ended_at = float("-inf")
-        self._step: Cached[C] = Cached(self._go_on)
-        self.latest: C | None = None
+        self._step: Cached[C | str] = Cached(self._go_on)
+        self.latest: C | str | None = None
 
-    async def go_on(self, deadline: float) -> C:
+    async def go_on(self, deadline: float) -> C | str:
         """Go on until ``deadline``, a moment of the monotonic clock, unless others just did."""
         self._deadline = deadline
         return await self._step.at_most(_FRESH)
 
-    async def _go_on(self) -> C:
+    async def _go_on(self) -> C | str:
         began_at = time.monotonic()
         if self._current is None:
             if self.latest is not None and began_at < self._ended_at + _SHARE * self._took:
                 return self.latest
-            self._current, self._took = await self.begin(), 0.0
-        current = self._current
-        await current.go_on(self._deadline)
-        self._took += time.monotonic() - began_at
+            self._took = 0.0
+        try:
+            if self._current is None:
+                self._current = await self.begin()
+            current = self._current
+            await current.go_on(self._deadline)
+        except ServerRefused as error:
+            # A queue whose keys hold something else must not hide the others.
+            self._current, self._ended_at, self.latest = None, time.monotonic(), str(error)
+            return self.latest
+        finally:
+            self._took += time.monotonic() - began_at
         if current.is_complete:
             self._current, self._ended_at = None, time.monotonic()
-        if current.is_complete or self.latest is None:
+        if current.is_complete or self.latest is None or isinstance(self.latest, str):
             self.latest = current
         return self.latest
 
@@ -88,9 +97,9 @@ class Counts:
 
     async def go_on(
         self, begins: Sequence[tuple[Key, Callable[[], Awaitable[C]]]], *, is_live: bool
-    ) -> list[C | None]:
+    ) -> list[C | str | None]:
         """Go on with the counts of a page for a moment, and return them; None for each that has not
-        begun.
+        begun, and for each that the server refused, why.
 
         Args:
             begins: The key of each count, which begins with the name of its queue, and a function

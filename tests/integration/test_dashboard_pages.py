@@ -409,6 +409,28 @@ async def test_dead_letters_of_all_queues_are_redriven_by_cause(
     assert (await other.stats()).ready == 1
 
 
+async def test_a_queue_that_cannot_be_read_hides_no_causes_of_others(
+    server: PrivateServer, client: Client, reader: Browser
+) -> None:
+    for name in ("jobs", "bad"):
+        jobs = client.reliable_queue(name)
+        await die(jobs, "attempts", "KeyError: x")
+        await jobs.offer(1, id="fails")
+        await (await jobs.claim())[0].nack(600, error="LookupError: y")
+    letters, errors = ReliableKeys.of("bad").dead_messages, ReliableKeys.of("bad").named("errors")
+    for key in (letters, errors, ReliableKeys.of("worse").dead):
+        server.call("DEL", key)
+        server.call("SET", key, "x")
+    for address, cause, refused in (
+        ("all-dead", "KeyError", ("bad", "worse")),
+        ("all-retries", "LookupError", ("bad",)),
+    ):
+        shown = texts(await page(reader, address))
+        assert f"{cause} jobs 1" in shown
+        for name in refused:
+            assert f"{name} : one of the queue's keys holds a value of the wrong type" in shown
+
+
 # Retries
 
 

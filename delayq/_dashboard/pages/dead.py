@@ -180,9 +180,9 @@ def check_grouping(by: str) -> None:
 
 async def _count(
     board: Board, request: Request, sources: Sequence[ReliableSource], conditions: _Filter, now: int
-) -> list[LetterCount | None]:
+) -> list[LetterCount | str | None]:
     """Go on with counting the letters of some queues, and return the counts; None for each that has
-    not begun.
+    not begun, and for each that the server refused, why.
     """
     # Letters that die from now on are not among those that the visitor acts on.
     until = min(conditions.query.died_before or moment_us(now), moment_us(now))
@@ -204,7 +204,7 @@ async def _count(
 
 def _causes(
     sources: Sequence[ReliableSource],
-    counts: Sequence[LetterCount | None],
+    counts: Sequence[LetterCount | str | None],
     conditions: _Filter,
     offset: int,
 ) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _causes(
     groups = [
         (source, count, group)
         for source, count in zip(sources, counts, strict=True)
-        if count is not None
+        if isinstance(count, LetterCount)
         for group in count.newest(offset + CAUSES_PER_PAGE)
     ]
     groups.sort(key=lambda entry: entry[2].last, reverse=True)
@@ -229,11 +229,18 @@ def _causes(
             act = button_link(source, texts, all="1", sure="1", until=until)
         return CauseLine(source, group, link("letters", source, None, **texts), act)
 
-    is_complete = all(count is not None and count.is_complete for count in counts)
+    begun = [count for count in counts if isinstance(count, LetterCount)]
+    is_complete = None not in counts and all(count.is_complete for count in begun)
     return {
         "lines": [line(*entry) for entry in groups[offset : offset + CAUSES_PER_PAGE]],
-        "causes": sum(count.number_of_causes for count in counts if count is not None),
-        "examined": sum(count.examined for count in counts if count is not None),
+        "troubles": [
+            (source, count)
+            for source, count in zip(sources, counts, strict=True)
+            if isinstance(count, str)
+        ],
+        "causes": sum(count.number_of_causes for count in begun),
+        "examined": sum(count.examined for count in begun),
+        "total": sum(count.total for count in begun),
         "is_complete": is_complete,
         "refresh": 0 if is_complete else COUNTING_REFRESH,
         "offset": offset,
@@ -261,13 +268,15 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
     if conditions.wrong:
         return values
     counts = await _count(board, request, [source], conditions, now)
-    (values["counting"],) = (counting,) = counts
     if conditions.is_grouped:
         return values | _causes([source], counts, conditions, offset)
     values |= await _find_matching(source, conditions, offset, now)
-    if counting is not None and counting.is_complete and counting.query.died_before is not None:
-        # The form names the number that was counted.
-        values["until"] = counting.query.died_before.isoformat()
+    (counting,) = counts
+    if isinstance(counting, LetterCount):
+        values["counting"] = counting
+        if counting.is_complete and counting.query.died_before is not None:
+            # The form names the number that was counted.
+            values["until"] = counting.query.died_before.isoformat()
     return values
 
 
@@ -351,22 +360,24 @@ async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
     queues = await board.queues.find_all()
     sources = [board.queues.of(*queue) for queue in queues if queue[0] == "reliable"]
     dying: list[tuple[int, ReliableSource]] = []
+    refused: list[tuple[AnySource, str]] = []
     for source, depth in zip(sources, await board.live.depths(sources), strict=True):
-        if isinstance(source, ReliableSource) and not isinstance(depth, str) and depth.dead:
+        if isinstance(depth, str):
+            refused.append((source, depth))
+        elif isinstance(source, ReliableSource) and depth.dead:
             dying.append((depth.dead, source))
     # The small ones first: their counts are complete at once.
     dying.sort(key=lambda entry: entry[0])
     dying_sources = [source for _, source in dying]
     counts = await _count(board, request, dying_sources, conditions, now)
-    return {
+    values = _causes(dying_sources, counts, conditions, offset)
+    pending = (number for (number, _), count in zip(dying, counts, strict=True) if count is None)
+    return values | {
         "now": now,
         "chosen": conditions,
         "groupings": GROUPINGS,
-        "total": sum(
-            number if count is None else count.total
-            for (number, _), count in zip(dying, counts, strict=True)
-        ),
-        **_causes(dying_sources, counts, conditions, offset),
+        "total": values["total"] + sum(pending),
+        "troubles": refused + values["troubles"],
     }
 
 

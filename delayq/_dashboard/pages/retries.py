@@ -84,7 +84,7 @@ async def _count(
     causes = [
         (source, *entry)
         for source, count in zip(sources, counts, strict=True)
-        if count is not None
+        if isinstance(count, RetryCount)
         for entry in count.causes(offset + CAUSES_PER_PAGE)
     ]
     causes.sort(key=lambda entry: entry[2], reverse=True)
@@ -97,13 +97,19 @@ async def _count(
             source, cause, failed, address, button_link(source, {"by": by, "cause": cause})
         )
 
-    is_complete = all(count is not None and count.is_complete for count in counts)
+    begun = [count for count in counts if isinstance(count, RetryCount)]
+    is_complete = None not in counts and all(count.is_complete for count in begun)
     return {
-        "total": sum(count.total for count in counts if count is not None),
-        "examined": sum(count.examined for count in counts if count is not None),
+        "troubles": [
+            (source, count)
+            for source, count in zip(sources, counts, strict=True)
+            if isinstance(count, str)
+        ],
+        "total": sum(count.total for count in begun),
+        "examined": sum(count.examined for count in begun),
         "is_complete": is_complete,
         "refresh": 0 if is_complete else COUNTING_REFRESH,
-        "causes": sum(count.number_of_causes for count in counts if count is not None),
+        "causes": sum(count.number_of_causes for count in begun),
         "lines": [line(*entry) for entry in causes[offset : offset + CAUSES_PER_PAGE]],
         "offset": offset,
         "limit": CAUSES_PER_PAGE,
@@ -188,7 +194,12 @@ async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
         key=lambda entry: entry[0],
     )
     values = await _count(board, request, [source for _, source in counted], by)
-    return values | {"by": by, "total": sum(number for number, _ in counted)}
+    refused = [(source, answer) for source, answer in answers if isinstance(answer, str)]
+    return values | {
+        "by": by,
+        "total": sum(number for number, _ in counted),
+        "troubles": refused + values["troubles"],
+    }
 
 
 ALL_RETRIES = Page("/all-retries", "all_retries.html", load_all, label="Retries", scope="server")

@@ -69,7 +69,7 @@ async def _search_queue(board: Board) -> tuple[list[Server], list[Finding]]:
 SERVER = Page("/server", "server.html", load_server, label="Server", scope="server", refresh=30)
 
 
-# Maximum number of processes that are shown, and of queues that could not be read.
+# Maximum number of processes that are shown.
 _MAX_SHOWN = 200
 
 
@@ -125,7 +125,7 @@ async def load_workers(board: Board, request: Request) -> Mapping[str, Any]:
     return {
         "processes": [process for _, process in sorted(processes.items())][:_MAX_SHOWN],
         "total": len(processes),
-        "troubles": troubles[:_MAX_SHOWN],
+        "troubles": troubles,
         "chosen": selected,
         "now": now,
         "row_of": _row_of,
