@@ -53,6 +53,11 @@ REPORTS_MISSED = 3
 SHOWN_MESSAGES = 20
 """How many of the messages that it handles a client reports: those that have run longest."""
 
+# The longest that an event loop can have been blocked, in seconds, and the most characters of its
+# code that are read.
+_LONGEST = 1_000_000_000
+_MOST_CODE = 200
+
 
 # The history
 
@@ -234,11 +239,18 @@ def facts_of(work: Work, now: float, opened_at: float, counts_us: int, free: int
     return json.dumps(facts, separators=(",", ":"))
 
 
+def _text(value: object) -> str:
+    """Return a fact as text. A lone surrogate is valid in JSON, but cannot be sent on."""
+    return str(value).encode(errors="replace").decode()
+
+
 def _blocked_of(
-    seen_at: datetime, code: str, seconds: float, recent: float, age: float
+    seen_at: datetime, code: object, seconds: float, recent: float, age: float
 ) -> BlockedLoop:
-    until = seen_at - timedelta(seconds=float(age))
-    return BlockedLoop(str(code), float(seconds), float(recent), until)
+    if not all(0 <= value <= _LONGEST for value in (seconds, recent, age)):
+        raise ValueError("an event loop cannot have been blocked for so long")
+    until = seen_at - timedelta(seconds=age)
+    return BlockedLoop(_text(code)[:_MOST_CODE], float(seconds), float(recent), until)
 
 
 def worker_of(queue: str, counts_until: bytes, text: bytes) -> WorkerInfo | None:
@@ -248,20 +260,22 @@ def worker_of(queue: str, counts_until: bytes, text: bytes) -> WorkerInfo | None
         seen_at = moment_us(parse_us(counts_until) - int(facts["counts_us"]))
         return WorkerInfo(
             queue=queue,
-            host=str(facts["host"]),
+            host=_text(facts["host"]),
             pid=int(facts["pid"]),
-            version=str(facts["version"]),
+            version=_text(facts["version"]),
             slots=int(facts["slots"]),
             running=int(facts["running"]),
             messages=tuple(
                 RunningMessage(
-                    str(id), int(attempt), seen_at - timedelta(seconds=float(age)), int(partition)
+                    _text(id), int(attempt), seen_at - timedelta(seconds=float(age)), int(partition)
                 )
                 for id, attempt, age, partition in facts["messages"]  # noqa: A001
             ),
             started_at=seen_at - timedelta(seconds=float(facts["up"])),
             seen_at=seen_at,
-            declared={str(name): str(text) for name, text in facts.get("declared", {}).items()},
+            declared={
+                _text(name): _text(value) for name, value in facts.get("declared", {}).items()
+            },
             free=int(facts["free"]),
             process_slots=int(facts["process_slots"]),
             interval=int(facts["counts_us"]) / 1_000_000 / REPORTS_MISSED,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from delayq._reliable.report_format import Sampler, activity_of, checked_span, packed
+from delayq._reliable.process_report import Blocking
+from delayq._reliable.report_format import (
+    Sampler,
+    Work,
+    activity_of,
+    checked_span,
+    facts_of,
+    packed,
+    worker_of,
+)
 from delayq.errors import BadInput
-from delayq.stats import Activity, Spread, bucket_of
+from delayq.stats import Activity, Spread, WorkerInfo, bucket_of
 
 DAY = 86_400.0
 
@@ -69,6 +79,21 @@ def test_a_written_report_is_read_back() -> None:
         lateness=Spread({3: 4}),
         handling=Spread({0: 2, 59: 1}),
     )
+
+
+def test_a_report_of_a_worker_is_read_within_bounds() -> None:
+    blocking = Blocking("f (x.py, line 1)", 2.0, 2.0, 9.0)
+    facts = json.loads(facts_of(Work(1, 1, [], {}, 1, blocking), 10.0, 5.0, 60_000_000))
+
+    def read(**forged: Any) -> WorkerInfo | None:
+        return worker_of("jobs", b"1700000000000000", json.dumps(facts | forged).encode())
+
+    for seconds, age in ((float("inf"), 0), (float("nan"), 0), (1e300, 0), (-5, 0), (1, -9e8)):
+        assert read(blocked=["f", seconds, 0, age]) is None
+    info = read(blocked=["\ud800" * 999, 2, 2, 1], messages=[["\ud800", 1, 1.0, 0]])
+    assert info is not None
+    assert info.blocked is not None
+    assert (info.blocked.code, info.messages[0].id) == ("?" * 200, "?")
 
 
 def test_an_unreadable_report_counts_as_nothing() -> None:
