@@ -380,7 +380,8 @@ def read_letter(letter: bytes) -> tuple[DeathReason, int | None, dict[str, str],
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    # A lone surrogate is valid in JSON, but cannot be sent on.
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
 def _count(value: object) -> int:

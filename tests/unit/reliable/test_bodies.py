@@ -7,7 +7,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayq._reliable.bodies import Body, brief, content, due_us, parse, parse_letter, plain_payload
+from delayq._reliable.bodies import (
+    Body,
+    brief,
+    content,
+    due_us,
+    parse,
+    parse_letter,
+    plain_payload,
+    read_reason,
+)
 from tests.support.depth import examples
 
 HEADERS = st.dictionaries(st.text(), st.text(), max_size=4)
@@ -64,6 +73,11 @@ DUE = [
     (b"9" * 26 + b"\n", None),
     (b"", None),
 ]
+
+
+def test_a_letter_is_read_without_lone_surrogates() -> None:
+    death = read_reason(b'{"reason":"\\ud800","error":"\\udfff: x \\ud83d\\ude00"}\n1 \nx')
+    assert (death.reason, death.error) == ("?", "?: x \N{GRINNING FACE}")
 
 
 def test_a_body_tells_when_its_message_is_due() -> None:
