@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from delayq._dashboard.sources import AT_A_TIME
+from delayq._dashboard.sources import AT_A_TIME, ReliableSource
 from delayq._dashboard.undo import MOST_BYTES, PerhapsUndone, Undo, Undone
 from delayq.admin.catalog import FoundQueue
 from delayq.errors import OutcomeUnknown, ServerError
@@ -109,7 +109,7 @@ def _restorer_of(
                 del rows[:AT_A_TIME]
                 raise
             del rows[:AT_A_TIME]
-        return Undone(sum(restored), sum(unsure))
+        return Undone(sum(restored), sum(unsure), isinstance(source, ReliableSource))
 
     return restore
 

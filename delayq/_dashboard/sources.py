@@ -327,9 +327,11 @@ class ReliableSource(ReliableInspector):
                 break
         return sorted(rows, key=lambda row: row.moment_us or 0), reader.position
 
-    async def failed_refs(self, matches: Callable[[str], bool], limit: int) -> list[MessageRef]:
+    async def failed_refs(
+        self, matches: Callable[[str], bool], limit: int, deadline: float
+    ) -> list[MessageRef]:
         """Return references to up to ``limit`` failed messages with a matching line of their
-        errors.
+        errors, or to those that are found before ``deadline``, a moment of the monotonic clock.
         """
         reader = FailedReader(self.stores)
         refs: dict[MessageRef, None] = {}
@@ -339,6 +341,8 @@ class ReliableSource(ReliableInspector):
                 for message in await reader.step()
                 if matches(message.error)
             }
+            if time.monotonic() >= deadline:
+                break
         return [*refs][:limit]
 
     async def letters(self) -> list[SearchPages[tuple[Row, LetterFacts]]]:

@@ -32,10 +32,12 @@ class Undone(NamedTuple):
     Attributes:
         restored: The number of messages that are as before.
         unsure: The number of messages that may be as before as well.
+        with_all_attempts: Whether they were offered again, so that none of their attempts is used.
     """
 
     restored: int
     unsure: int = 0
+    with_all_attempts: bool = False
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,12 @@ def _click_through(address: str, browser: Seen) -> None:
     )
     browser.follow(
         *(("/all-retries", "TimeoutError"), ("Retry now", "5 messages rescheduled."), ("Undo", "")),
-        *(("Cancel", "messages cancelled."), ("mails", "retry-3"), ("retry-3", "Attempts 1")),
+        *(
+            ("summary", None),
+            ("Cancel them", "messages cancelled."),
+            ("mails", "retry-3"),
+            ("retry-3", "Attempts 1"),
+        ),
         *(("Back to the list", "retry-3"), ('[aria-label="Select retry-3"]', None)),
         *(("Retry selected", _RESCHEDULED), ('[aria-label="Select retry-3"]', None)),
         ("Cancel selected", "1 message cancelled."),
@@ -160,13 +165,14 @@ def _click_through(address: str, browser: Seen) -> None:
 
 _SELECT = ('[aria-label="Select waits"]', None)
 _UNDO = ("Undo", "1 message is as before.")
+_RESTORE = ("Undo", "1 message is restored, with all attempts.")
 _RESCHEDULED = "1 message rescheduled."
 # What an operator does on each page.
 _OPERATE: Any = (
     ("queue", ("#q", "RUN"), ("Find messages", "1 found."), ("running", "Attempt 1 is running")),
     ("queue", _SELECT, ("Run now", _RESCHEDULED), _UNDO),
     ("queue", _SELECT, ("#delay", "5"), ("Reschedule", _RESCHEDULED), _UNDO),
-    ("queue", _SELECT, ("Cancel", "1 message cancelled."), _UNDO),
+    ("queue", _SELECT, ("Cancel", "1 message cancelled."), _RESTORE),
     (
         *("queue", ("Leased", "running"), ('[name="all"]', None)),
         ("Cancel running", "1 message cancelled."),

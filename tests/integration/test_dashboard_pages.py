@@ -477,6 +477,22 @@ async def test_failed_messages_are_retried_and_cancelled_by_cause(
     assert [message.id for message in await jobs.list("ready")] == ["m0"]
 
 
+async def test_the_search_for_failed_messages_ends_in_time(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.pages.retries._SECONDS_TO_FIND", -1)
+    jobs = client.reliable_queue("jobs", partitions=2)
+    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(20)])
+    for message in await jobs.claim(20):
+        await message.nack(600, error="LookupError: gone")
+    shown = await page(admin, RETRIES)
+    (gone,) = buttons(shown, "cancel_cause")
+    again = await press(admin, shown, gone, "cancel_cause")
+    remaining = (await jobs.stats()).delayed
+    assert 0 < remaining < 20, "those of the first partition were found"
+    assert f"{20 - remaining} messages are restored, with all attempts." in await undo(admin, again)
+
+
 async def test_failed_messages_are_read_page_by_page(
     client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -601,7 +617,7 @@ async def test_selected_messages_are_cancelled_and_brought_back(
     shown = await select(admin, JOBS, "cancel_many", *chosen)
     assert "2 messages cancelled." in texts(shown)
     assert set(await known(jobs)) == {"m2"}
-    assert "2 messages are as before." in await undo(admin, shown)
+    assert "2 messages are restored, with all attempts." in await undo(admin, shown)
     assert await known(jobs) == before
     assert await expiry(admin) == expires
     # Once.
@@ -648,7 +664,7 @@ async def test_an_undo_that_fails_can_be_repeated_and_doubles_no_message(
     assert told in texts(await send(admin, fields, 502))
     monkeypatch.undo()
     answer = await undo(admin, shown)
-    assert f"{250 - AT_A_TIME * bool(told)} messages are as before" in answer
+    assert f"{250 - AT_A_TIME * bool(told)} messages are " in answer
     assert ("and perhaps more" in answer) == bool(told)
     assert await there(address) == [*range(250)]
 
@@ -712,7 +728,7 @@ async def test_messages_behind_expired_ones_are_found_once(
     shown = await select(admin, ready, "cancel_many", all="1")
     assert "120 messages cancelled." in texts(shown)
     assert not await jobs.list("ready", limit=5000)
-    assert "120 messages are as before." in await undo(admin, shown)
+    assert "120 messages are restored, with all attempts." in await undo(admin, shown)
     assert len(await jobs.list("ready", limit=5000)) == 120
 
 
@@ -801,7 +817,7 @@ async def test_an_action_that_fails_half_way_can_be_undone(
     assert "changed, and perhaps more: the server failed in between." in texts(shown)
     assert len(await there(address)) == left
     monkeypatch.undo()
-    assert "messages are as before." in (after := await undo(admin, shown))
+    assert "messages are " in (after := await undo(admin, shown))
     assert "could not" not in after
     assert await there(address) == [*range(250)]
 
@@ -826,7 +842,7 @@ async def test_messages_are_run_now_and_set_back(
     shown = await select(admin, f"{JOBS}&state=leased", "cancel_many", 0)
     assert "1 message cancelled." in texts(shown)
     assert (await jobs.stats()).leased == 0
-    assert "1 message is as before." in await undo(admin, shown)
+    assert "1 message is restored, with all attempts." in await undo(admin, shown)
     assert (await jobs.stats()).ready == 1
 
 

@@ -134,8 +134,11 @@ async def _reschedule(
 async def undo(board: Board, source: AnySource, form: Form) -> Response:
     if (undone := await board.undos.run(form.get("undo"))) is None:
         return board.redirect_back(form, source, "queue", done="late")
-    (count, unsure), total = undone
-    done = "undone" if count == total else "perhaps" if unsure else "partly"
+    (count, unsure, with_all_attempts), total = undone
+    if count == total:
+        done = "restored" if with_all_attempts else "undone"
+    else:
+        done = "perhaps" if unsure else "partly"
     return board.redirect_back(form, source, "queue", done=done, count=str(count))
 
 
@@ -211,6 +214,9 @@ PAGE = Page(
         ),
         "unselected": Note("Nothing changed: select messages first.", bad=True),
         "undone": Note("message is as before.", "messages are as before."),
+        "restored": Note(
+            "message is restored, with all attempts.", "messages are restored, with all attempts."
+        ),
         "partly": Note(
             "message is as before. The others could not be brought back.",
             "messages are as before. The others could not be brought back: they are gone, their ids"

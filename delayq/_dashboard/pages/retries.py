@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _GROUPINGS = tuple(by for by in GROUPINGS if by != "reason")
 # How long a page reads messages, in seconds: it opens within 300 ms.
 _SECONDS = 0.1
+# How long a button looks for the messages with its cause, in seconds.
+_SECONDS_TO_FIND = 10
 _POSITION = re.compile("([0-9]{1,4})[.]([0-9]{1,20})")
 
 
@@ -168,7 +170,14 @@ async def _refs_of(source: ReliableSource, form: Form) -> list[MessageRef]:
     if by not in _GROUPINGS or not cause:
         raise HTTPException(400, "The form is incomplete.")
     await source.all_stores()
-    return await source.failed_refs(_matcher(cast("GroupBy", by), cause), changes.MAX_MESSAGES)
+    deadline = time.monotonic() + _SECONDS_TO_FIND
+    matches = _matcher(cast("GroupBy", by), cause)
+    refs = await source.failed_refs(matches, changes.MAX_MESSAGES, deadline)
+    if not refs and time.monotonic() >= deadline:
+        raise HTTPException(
+            503, f"Nothing changed: no such message was found within {_SECONDS_TO_FIND} s."
+        )
+    return refs
 
 
 PAGE = Page(
