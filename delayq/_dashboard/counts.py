@@ -19,7 +19,7 @@ _SECONDS = 0.15
 _SECONDS_OF_UPDATE = 0.5
 # Requests that come sooner after one another share what the first one has counted, in seconds.
 _FRESH = 0.9
-# A complete count is repeated after this many times as long as it took.
+# A complete count is repeated after this many times as long as all counts of its page took.
 _SHARE = 20
 # Maximum number of counts that are kept.
 _MOST_KEPT = 1000
@@ -47,6 +47,8 @@ class _Repeated(Generic[C]):
 
     Attributes:
         begin: Begins the count, as the last page has asked for it.
+        took: How long the last complete count took, or the current one has taken so far (s).
+        ended_at: When the last complete count ended, in seconds of the monotonic clock.
         latest: The last complete count, or the first one as long as it is not complete; why the
             server refused it; None before it has begun.
     """
@@ -54,23 +56,26 @@ class _Repeated(Generic[C]):
     def __init__(self, begin: Callable[[], Awaitable[C]]) -> None:
         self.begin = begin
         self._current: C | None = None
-        self._took = 0.0
-        self._deadline = 0.0
-        self._ended_at = float("-inf")
+        self._deadline = self._repeat_at = 0.0
+        self.took = 0.0
+        self.ended_at = float("-inf")
         self._step: Cached[C | str] = Cached(self._go_on)
         self.latest: C | str | None = None
 
-    async def go_on(self, deadline: float) -> C | str:
-        """Go on until ``deadline``, a moment of the monotonic clock, unless others just did."""
-        self._deadline = deadline
+    async def go_on(self, deadline: float, pause: float) -> C | str:
+        """Go on until ``deadline``, a moment of the monotonic clock, unless others just did.
+
+        A complete count begins again after ``pause`` seconds.
+        """
+        self._deadline, self._repeat_at = deadline, self.ended_at + pause
         return await self._step.at_most(_FRESH)
 
     async def _go_on(self) -> C | str:
         began_at = time.monotonic()
         if self._current is None:
-            if self.latest is not None and began_at < self._ended_at + _SHARE * self._took:
+            if self.latest is not None and began_at < self._repeat_at:
                 return self.latest
-            self._took = 0.0
+            self.took = 0.0
         try:
             if self._current is None:
                 self._current = await self.begin()
@@ -78,12 +83,12 @@ class _Repeated(Generic[C]):
             await current.go_on(self._deadline)
         except ServerRefused as error:
             # A queue whose keys hold something else must not hide the others.
-            self._current, self._ended_at, self.latest = None, time.monotonic(), str(error)
+            self._current, self.ended_at, self.latest = None, time.monotonic(), str(error)
             return self.latest
         finally:
-            self._took += time.monotonic() - began_at
+            self.took += time.monotonic() - began_at
         if current.is_complete:
-            self._current, self._ended_at = None, time.monotonic()
+            self._current, self.ended_at = None, time.monotonic()
         if current.is_complete or self.latest is None or isinstance(self.latest, str):
             self.latest = current
         return self.latest
@@ -114,10 +119,12 @@ class Counts:
             count.begin = begin
             counts.append(count)
         deadline = time.monotonic() + (_SECONDS_OF_UPDATE if is_live else _SECONDS)
-        for number, count in enumerate(counts):
+        pause = _SHARE * sum(count.took for count in counts)
+        # Those that were never complete first, in order; otherwise, many counts would not end.
+        for number, count in enumerate(sorted(counts, key=lambda count: count.ended_at)):
             if number and time.monotonic() >= deadline:
                 break
-            await count.go_on(deadline)
+            await count.go_on(deadline, pause)
         return [count.latest for count in counts]
 
     def forget(self, queue: str) -> None:

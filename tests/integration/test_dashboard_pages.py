@@ -361,6 +361,18 @@ async def test_a_count_goes_on_from_page_to_page(
     assert 'value="in 1"' in answer
 
 
+async def test_counts_of_many_queues_take_turns(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One step for each page.
+    monkeypatch.setattr("delayq._dashboard.counts._SECONDS", -1)
+    for name in "abcde":
+        await die(client.reliable_queue(name), "attempts", "KeyError: x")
+    for _ in range(4):
+        assert "of 5 dead letters are counted so far." in texts(await page(reader, "all-dead"))
+    assert "All 5 dead letters are counted." in texts(await page(reader, "all-dead"))
+
+
 def buttons(shown: str, do: str) -> list[str]:
     """Return where the buttons of a table of causes send their form."""
     return [
