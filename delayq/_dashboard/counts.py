@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from delayq._dashboard.queues import Cached
@@ -21,8 +22,10 @@ _SECONDS_OF_UPDATE = 0.5
 _FRESH = 0.9
 # A complete count is repeated after this many times as long as all counts of its page took.
 _SHARE = 20
-# Maximum number of counts that are kept.
-_MOST_KEPT = 1000
+# Maximum number of counts that are kept, or twice those of the largest page: each may be large. One
+# that no page has asked for is dropped after this many seconds.
+_MOST_KEPT = 50
+_KEPT_FOR = 60.0
 
 
 class Count(Protocol):
@@ -48,6 +51,8 @@ class _Repeated(Generic[C]):
     Attributes:
         begin: Begins the count, as the last page has asked for it.
         took: How long the last complete count took, or the current one has taken so far (s).
+        used_at: When a page asked for it last, in seconds of the monotonic clock.
+        neighbors: How many counts that page asked for.
         ended_at: When the last complete count ended, in seconds of the monotonic clock.
         latest: The last complete count, or the first one as long as it is not complete; why the
             server refused it; None before it has begun.
@@ -58,7 +63,8 @@ class _Repeated(Generic[C]):
         self._current: C | None = None
         self._deadline = self._repeat_at = 0.0
         self.took = 0.0
-        self.ended_at = float("-inf")
+        self.ended_at = self.used_at = float("-inf")
+        self.neighbors = 1
         self._step: Cached[C | str] = Cached(self._go_on)
         self.latest: C | str | None = None
 
@@ -111,14 +117,16 @@ class Counts:
                 that begins it.
             is_live: Whether this is for an update of a page that is open.
         """
-        if len(self._counts) > max(_MOST_KEPT, 2 * len(begins)):
-            self._counts.clear()
+        now = time.monotonic()
         counts: list[_Repeated[C]] = []
         for key, begin in begins:
-            count = self._counts.setdefault(key, _Repeated(begin))
-            count.begin = begin
+            # At the end: they are in the order of their last use.
+            self._counts[key] = count = self._counts.pop(key, None) or _Repeated(begin)
+            count.begin, count.used_at, count.neighbors = begin, now, len(begins)
             counts.append(count)
-        deadline = time.monotonic() + (_SECONDS_OF_UPDATE if is_live else _SECONDS)
+        if counts:
+            self._forget_unused(now)
+        deadline = now + (_SECONDS_OF_UPDATE if is_live else _SECONDS)
         pause = _SHARE * sum(count.took for count in counts)
         # Those that were never complete first, in order; otherwise, many counts would not end.
         for number, count in enumerate(sorted(counts, key=lambda count: count.ended_at)):
@@ -126,6 +134,13 @@ class Counts:
                 break
             await count.go_on(deadline, pause)
         return [count.latest for count in counts]
+
+    def _forget_unused(self, now: float) -> None:
+        used = {
+            key: count for key, count in self._counts.items() if now - count.used_at < _KEPT_FOR
+        }
+        most = max(_MOST_KEPT, 2 * max(count.neighbors for count in used.values()))
+        self._counts = dict(islice(used.items(), max(0, len(used) - most), None))
 
     def forget(self, queue: str) -> None:
         """Begin the counts of a queue again, because it was changed."""

@@ -373,6 +373,23 @@ async def test_counts_of_many_queues_take_turns(
     assert "All 5 dead letters are counted." in texts(await page(reader, "all-dead"))
 
 
+async def test_counts_that_were_used_last_are_kept(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.counts._FRESH", 3600)
+    monkeypatch.setattr("delayq._dashboard.counts._MOST_KEPT", 2)
+    jobs = client.reliable_queue("jobs")
+
+    async def counted(error: str) -> str:
+        shown = texts(await page(reader, f"all-dead?error={error}"))
+        return shown.partition(" dead letters are counted.")[0].split()[-1]
+
+    await die(jobs, "attempts", "x, y and z")
+    assert [await counted(error) for error in "xyxz"] == ["1"] * 4
+    await die(jobs, "attempts", "x, y and z")
+    assert [await counted(error) for error in "xzy"] == ["1", "1", "2"]
+
+
 def buttons(shown: str, do: str) -> list[str]:
     """Return where the buttons of a table of causes send their form."""
     return [
