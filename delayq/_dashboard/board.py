@@ -258,6 +258,7 @@ class Board:
             "is_final": undo == "no",
             "refresh": refresh if is_at_rest else 0,
             "live": is_at_rest
+            and values.get("is_live", True)
             and _live_blocks(compiled)
             and link("events", **query | {"page": template[:-5]}),
         }

@@ -240,12 +240,14 @@ async def test_dead_letters_are_filtered(
         assert set(names(shown)) == {f"dead-{number}" for number in ids}, asked
         # The last death comes first.
         assert partitions or names(shown) == sorted(names(shown), reverse=True)
+        assert "data-live" not in shown
         assert f"{len(ids)} matching." in texts(shown) or f"{len(ids)} with the" in texts(shown)
 
 
 async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser) -> None:
     await dead_of_all_kinds(client)
     shown = await page(reader, f"{LETTERS}&by=type")
+    assert "data-live" in shown
     # The last death comes first.
     assert re.search(r"TimeoutError 4 .* expired 1 .* LookupError 1 ", texts(shown))
     (address,) = [link for link in links(shown, "letters?") if "TimeoutError" in link]
@@ -504,6 +506,17 @@ async def test_failed_messages_are_retried_and_cancelled_by_cause(
     }
     assert "1 message rescheduled." in texts(await send(admin, fields))
     assert [message.id for message in await jobs.list("ready")] == ["m0"]
+
+
+async def test_an_update_of_causes_reads_no_messages(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1)
+    await (await jobs.claim())[0].nack(600, error="LookupError: gone")
+    monkeypatch.setattr("delayq._dashboard.live._STREAM_SECONDS", 0.1)
+    monkeypatch.setattr(ReliableStore, "get_many", None)
+    assert "LookupError" in await page(reader, "events?page=retries&kind=reliable&name=jobs")
 
 
 async def test_the_search_for_failed_messages_ends_in_time(

@@ -262,6 +262,8 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
         "groupings": GROUPINGS,
         "rows": (),
         "lines": None,
+        # Only the counts change by themselves.
+        "is_live": False,
         "counting": None,
         "more": "",
     }
@@ -269,7 +271,9 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
         return values
     counts = await _count(board, request, [source], conditions, now)
     if conditions.is_grouped:
-        return values | _causes([source], counts, conditions, offset)
+        return values | _causes([source], counts, conditions, offset) | {"is_live": True}
+    if is_live(request):
+        return values
     values |= await _find_matching(source, conditions, offset, now)
     (counting,) = counts
     if isinstance(counting, LetterCount):

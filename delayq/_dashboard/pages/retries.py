@@ -138,14 +138,15 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
             raise HTTPException(404, "There is no such page.")
         start = ReadPosition(int(position[1]), position[2])
     values = await _count(board, request, [source], by)
+    values |= {"source": source, "by": by, "cause": cause}
+    if is_live(request):
+        # The list of messages does not change by itself.
+        return values
     rows, following = await source.failed_page(
         start, _matcher(by, cause), PER_PAGE, time.monotonic() + _SECONDS
     )
     more = "" if following is None else f"{following.partition}.{following.cursor}"
     return values | {
-        "source": source,
-        "by": by,
-        "cause": cause,
         "rows": rows,
         "is_first": start == START,
         "more": more and link("retries", source, None, by=by, cause=cause, **{"from": more}),
