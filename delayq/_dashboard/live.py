@@ -167,8 +167,7 @@ class Live:
         self._minutes: Answers[ReliableSource, Minutes] = Answers(partial(_minutes, WAVE_MINUTES))
         self._whole_hours: Answers[ReliableSource, Minutes] = Answers(partial(_minutes, MINUTES))
         self._hours: dict[tuple[object, ...], list[Minutes]] = {}
-        self._errors: Answers[ReliableSource, list[str]]
-        self._errors = Answers(last_errors)
+        self._errors: Answers[ReliableSource, list[str]] = Answers(self._last_errors)
         self._trails: dict[tuple[object, ...], Trail] = {}
         # A page may be large: it goes with its last viewer.
         self._views: WeakValueDictionary[tuple[object, ...], Cached[str]] = WeakValueDictionary()
@@ -237,6 +236,11 @@ class Live:
     async def errors(self, sources: Sequence[AnySource]) -> list[list[str] | None]:
         """Return the last errors of some messages of each queue; None if they are unknown."""
         return await _of_reliable(self._errors, sources, _CAUSES_COUNT_FOR)
+
+    async def _last_errors(self, source: ReliableSource) -> list[str]:
+        (minutes,) = await self.minutes([source])
+        of_dead = minutes is not None and sum(minutes.dead) > sum(minutes.retried)
+        return await last_errors(source, of_dead=of_dead)
 
     def trail(self, source: AnySource) -> Trail:
         """Return the latest figures of a queue."""

@@ -40,13 +40,23 @@ def describe_wave(retried: int, dead: int, seconds: float, errors: Iterable[str]
     return f"{text}: {kinds.most_common(1)[0][0]}" if kinds else text
 
 
-async def last_errors(inspector: ReliableInspector) -> list[str]:
-    """Return the last errors of some messages that have failed, each in one line; if there are
-    none, of the newest dead letters.
+async def last_errors(inspector: ReliableInspector, *, of_dead: bool) -> list[str]:
+    """Return the last errors of the newest dead letters if ``of_dead``, otherwise of some messages
+    that wait for another attempt, each in one line; of the others if there are none.
     """
+    read = [_errors_of_failed, _errors_of_dead]
+    for errors_of in reversed(read) if of_dead else read:
+        if errors := await errors_of(inspector):
+            return errors
+    return []
+
+
+async def _errors_of_failed(inspector: ReliableInspector) -> list[str]:
     failed = await inspector.call_each(lambda store: store.failed("0"))
-    if errors := [error for _, part in failed for error in part.values()]:
-        return errors
+    return [error for _, part in failed for error in part.values()]
+
+
+async def _errors_of_dead(inspector: ReliableInspector) -> list[str]:
     count = max(1, _LETTERS // len(inspector.stores))
     letters = await inspector.call_each(lambda store: store.newest_dead(0, count))
     return [LetterFacts.of(letter).error for part in letters for letter in part]
@@ -63,7 +73,7 @@ async def explain_failures(inspector: ReliableInspector) -> str:
     if not is_wave(sums.handled, sums.failed + sums.dead):
         return ""
     try:
-        errors = await last_errors(inspector)
+        errors = await last_errors(inspector, of_dead=sums.dead > sums.failed)
     except ServerRefused:
         errors = []
     now = (await inspector.now()).timestamp()
