@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from delayq.admin.letters import LetterFacts, cause_of
@@ -62,8 +63,11 @@ async def _errors_of_dead(inspector: ReliableInspector) -> list[str]:
     return [LetterFacts.of(letter).error for part in letters for letter in part]
 
 
-async def explain_failures(inspector: ReliableInspector) -> str:
-    """Return in words that many attempts have failed within the last minutes; empty if not."""
+async def explain_failures(inspector: ReliableInspector, *, with_error: bool = True) -> str:
+    """Return in words that many attempts have failed within the last minutes; empty if not.
+
+    ``with_error`` is whether the most frequent error is looked for and named, too.
+    """
     try:
         minutes = await inspector.activity("m", WAVE_MINUTES)
     except ServerRefused:
@@ -72,10 +76,10 @@ async def explain_failures(inspector: ReliableInspector) -> str:
     sums = Activity.total(minutes)
     if not is_wave(sums.handled, sums.failed + sums.dead):
         return ""
-    try:
-        errors = await last_errors(inspector, of_dead=sums.dead > sums.failed)
-    except ServerRefused:
-        errors = []
+    errors: list[str] = []
+    with suppress(ServerRefused):
+        if with_error:
+            errors = await last_errors(inspector, of_dead=sums.dead > sums.failed)
     now = (await inspector.now()).timestamp()
     # The current minute has not ended.
     elapsed = max(60.0 * (WAVE_MINUTES - 1), now - minutes[0].start.timestamp())

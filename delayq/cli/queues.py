@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
 # A message that is due for less than this, seconds, is not late.
 _LATE = 1.0
-# The list explains why at most this many queues are late.
+# The list explains why at most this many queues are late, or fail.
 _MOST_EXPLAINED = 20
 
 
@@ -70,7 +70,7 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
     Example: `delayq queues`
     """
     try:
-        rows = with_client(url, _read_all)
+        rows = with_client(url, read_all)
     except ServerRefused as error:
         hint = "; without +scan, name a queue: delayq stats NAME" if "'scan'" in str(error) else ""
         raise CommandFailed(f"{error}{hint}") from error
@@ -235,27 +235,34 @@ def confirm(question: str, *, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-async def _read_all(client: Client) -> list[tuple[FoundQueue, _Stats | str, str]]:
-    """Return the queues, what is known about each, and why the first ones are late or fail."""
+async def read_all(client: Client) -> list[tuple[FoundQueue, _Stats | str, str]]:
+    """Return the queues, what is known about each, which of them fail, and why the first ones are
+    late or fail.
+    """
     rows: list[tuple[FoundQueue, _Stats | str, str]] = []
     unexplained = _MOST_EXPLAINED
     for queue in await list_queues(client):
         stats, cause = await stats_or_error(client, queue), ""
-        if unexplained and not isinstance(stats, str):
-            cause = await cause_of(client, queue, stats[0])
-            unexplained -= bool(cause)
+        if not isinstance(stats, str):
+            cause = await cause_of(client, queue, stats[0], briefly=not unexplained)
+            unexplained -= bool(unexplained and cause)
         rows.append((queue, stats, cause))
     return rows
 
 
-async def cause_of(client: Client, queue: FoundQueue, depth: QueueDepth) -> str:
-    """Return why the messages of a queue are late, or which errors they meet; empty if neither."""
+async def cause_of(
+    client: Client, queue: FoundQueue, depth: QueueDepth, *, briefly: bool = False
+) -> str:
+    """Return why the messages of a queue are late, or which errors they meet; empty if neither.
+
+    If ``briefly``, only return how many fail.
+    """
     inspector = queue.inspector(client)
     if not isinstance(inspector, ReliableInspector) or depth.paused:
         return ""
     if is_late(depth):
-        return (await explain_delay(inspector, depth, span)).cause
-    return await explain_failures(inspector)
+        return "" if briefly else (await explain_delay(inspector, depth, span)).cause
+    return await explain_failures(inspector, with_error=not briefly)
 
 
 async def stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:

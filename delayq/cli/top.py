@@ -255,7 +255,7 @@ class Monitor:
         """Return the lines with the reasons why queues are late, or fail.
 
         It takes some calls to find one, so it counts a while, and only some are looked for at a
-        time: those of late queues first, then those that are the oldest.
+        time: those that are the oldest, half of them of late queues.
         """
         now = time.monotonic()
         self._causes = {
@@ -265,8 +265,13 @@ class Monitor:
         outdated = [
             line for line in lines if now - self._causes[line.queue].found_at > _CAUSES_COUNT_FOR
         ]
-        outdated.sort(key=lambda line: (not line.is_late, self._causes[line.queue].found_at))
-        for line in outdated[:_MOST_EXPLAINED]:
+        outdated.sort(key=lambda line: self._causes[line.queue].found_at)
+        late = [line for line in outdated if line.is_late]
+        others = [line for line in outdated if not line.is_late]
+        # Each half may also have the turns that the other one leaves.
+        half = _MOST_EXPLAINED // 2
+        turns_of_late = max(half, _MOST_EXPLAINED - len(others))
+        for line in late[:turns_of_late] + others[: max(half, _MOST_EXPLAINED - len(late))]:
             assert not isinstance(line.depth, str)
             try:
                 text = await cause_of(self.client, line.queue, line.depth)
