@@ -553,6 +553,19 @@ async def test_failed_messages_are_read_page_by_page(
 # Messages that were handled
 
 
+async def test_messages_that_fail_do_not_hide_handled_ones(client: Client, reader: Browser) -> None:
+    jobs = client.reliable_queue("jobs", keep=3600)
+    await jobs.offer(1, id="done")
+    await (await jobs.claim())[0].ack()
+    await jobs.offer_many([Offer(n) for n in range(30)])
+    for message in await jobs.claim(30):
+        await message.nack(600, error="LookupError: gone")
+    first = await page(reader, f"{JOBS}&state=handled")
+    assert "The next page may have some." in texts(first)
+    (following,) = [link for link in links(first, "queue?") if "offset=25" in link]
+    assert names(await page(reader, following)) == ["done"]
+
+
 @pytest.mark.parametrize("partitions", [None, 3])
 async def test_handled_messages_are_listed_and_found(
     client: Client, admin: Browser, partitions: int | None
