@@ -183,8 +183,9 @@ class Metrics:
         Raises:
             Closed: The client is closed.
         """
+        deadline = asyncio.get_running_loop().time() + _TIMEOUT
         try:
-            async with asyncio.timeout(_TIMEOUT):
+            async with asyncio.timeout_at(deadline):
                 stats = await self._client.queue_depths(exclude=self._refused)
         except TimeoutError:
             stats = {}
@@ -197,7 +198,7 @@ class Metrics:
                 self._unanswered += 1
             else:
                 depths[key] = outcome
-        reasons = await self._reasons(depths)
+        reasons = await self._reasons(depths, deadline)
         queues = self._client.queue_statistics()
         self._metrics = (
             *_depths(depths),
@@ -253,7 +254,9 @@ class Metrics:
             {"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body}
         )
 
-    async def _reasons(self, depths: Mapping[tuple[str, str], QueueDepth]) -> dict[str, str]:
+    async def _reasons(
+        self, depths: Mapping[tuple[str, str], QueueDepth], deadline: float
+    ) -> dict[str, str]:
         """Return why the messages of reliable queues are late, for the first ones that are late."""
         late = [
             name
@@ -262,7 +265,7 @@ class Metrics:
         ]
         reasons: dict[str, str] = {}
         try:
-            async with asyncio.timeout(_TIMEOUT):
+            async with asyncio.timeout_at(deadline):
                 for name in late[:_MOST_EXPLAINED]:
                     inspector = ReliableInspector.of(self._client, name)
                     await inspector.all_stores()

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -297,6 +298,22 @@ async def test_a_server_that_is_away_holds_up_no_scrape(
     assert seen["delayq_offered_total", "jobs", "reliable"] == 1
     assert seen[("delayq_metrics_unanswered_total",)] == 1
     assert depths(seen, "jobs") == {}
+
+
+async def test_reasons_are_looked_for_in_what_is_left_of_the_time(
+    client: Client, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.reliable_queue("jobs").offer(1)
+    figures = await client.queue_depths()
+
+    async def depths_at_the_last_moment(*_: object, **__: object) -> object:
+        time.sleep(0.3)
+        return figures
+
+    monkeypatch.setattr(delayq.Client, "queue_depths", depths_at_the_last_moment)
+    for name, seconds in (("_LATE", 0), ("_TIMEOUT", 0.2)):
+        monkeypatch.setattr(f"delayq.integrations.prometheus.{name}", seconds)
+    assert (await samples(metrics))["delayq_metrics_unanswered_total",] == 1
 
 
 async def test_a_lack_of_rights_is_not_a_failure(server: PrivateServer) -> None:
