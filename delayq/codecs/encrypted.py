@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from delayq._checks import describe_value
 from delayq._generics import T
@@ -37,20 +37,36 @@ _LONGEST_ID = 64
 _ID = re.compile(rf"[A-Za-z0-9._-]{{1,{_LONGEST_ID}}}")
 
 
-class _Key(NamedTuple):
-    """A key in its uses.
+class _Key:
+    """A key in its uses, of which none shows it: many tools record the locals of an error.
 
     Attributes:
         head: The beginning of all payloads under the key.
         cipher: Encrypts and decrypts.
         invalid_tag: The error of a payload that it does not decrypt.
-        secret: The key itself, for fingerprints.
     """
 
-    head: bytes
-    cipher: AESGCM
-    invalid_tag: type[Exception]
-    secret: bytes
+    def __init__(self, key_id: str, secret: bytes) -> None:
+        """Raise ConfigurationError if ``delayq[encryption]`` is not installed."""
+        try:
+            from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
+            from cryptography.hazmat.primitives.ciphers.aead import (  # noqa: PLC0415 - an extra
+                AESGCM,
+            )
+        except ImportError as error:
+            raise ConfigurationError(
+                "EncryptedCodec needs cryptography: pip install 'delayq[encryption]'"
+            ) from error
+        self.head = bytes((_FORMAT, len(key_id))) + key_id.encode()
+        self.cipher: AESGCM = AESGCM(secret)
+        self.invalid_tag: type[Exception] = InvalidTag
+        self._print = blake2b(key=secret, digest_size=16, person=b"delayq print")
+
+    def fingerprint(self, content: bytes) -> bytes:
+        """Return bytes that tell nothing about the content to those who do not have the key."""
+        digest = self._print.copy()
+        digest.update(content)
+        return digest.digest()
 
 
 class EncryptedCodec(Generic[T]):
@@ -104,7 +120,7 @@ class EncryptedCodec(Generic[T]):
             ConfigurationError: ``delayq[encryption]`` is not installed.
         """
         check_codec(inner)
-        self._keys = {name: _new_key(name, secret) for name, secret in _checked_keys(keys).items()}
+        self._keys = {name: _Key(name, secret) for name, secret in _checked_keys(keys).items()}
         self._first = next(iter(self._keys.values()))
         self._accept_plain = accept_plain
         self._queue: bytes | None = None
@@ -164,8 +180,9 @@ class EncryptedCodec(Generic[T]):
         """
         content = self._decrypt(payload)
         key_id = key_id_of(payload)
-        secret = b"" if key_id is None else self._keys[key_id].secret
-        return blake2b(content, key=secret, digest_size=16, person=b"delayq print").digest()
+        if key_id is None:
+            return blake2b(content, digest_size=16, person=b"delayq print").digest()
+        return self._keys[key_id].fingerprint(content)
 
     @cached_property
     def results(self) -> Self:
@@ -221,18 +238,6 @@ def key_id_of(payload: bytes) -> str | None:
     if len(payload) < end + _NONCE_BYTES + _TAG_BYTES or not _ID.fullmatch(key_id):
         return None
     return key_id
-
-
-def _new_key(key_id: str, secret: bytes) -> _Key:
-    try:
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise ConfigurationError(
-            "EncryptedCodec needs cryptography: pip install 'delayq[encryption]'"
-        ) from error
-    head = bytes((_FORMAT, len(key_id))) + key_id.encode()
-    return _Key(head, AESGCM(secret), InvalidTag, secret)
 
 
 def _checked_keys(keys: Keys) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
+import traceback
 from typing import Any
 
 import pytest
@@ -124,6 +125,21 @@ def test_bad_keys_are_refused_and_not_quoted() -> None:
             EncryptedCodec(keys)
         assert secret not in str(caught.value)
         assert "geheim" not in str(caught.value)
+
+
+def test_what_is_recorded_of_an_error_has_no_key() -> None:
+    secret = b"geheim--" * 4
+    payload = codec({"a": secret}).encode(VALUE)
+    for fail in (
+        lambda: codec({"a": secret}).encode(object()),
+        lambda: codec({"a": secret}, queue="mails").decode(payload),
+    ):
+        with pytest.raises(delayq.CodecError) as caught:
+            fail()
+        recorded = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        frames = [frame for frame in recorded.stack if frame.filename.endswith("codecs/encrypted.py")]
+        assert frames
+        assert "geheim" not in str([frame.locals for frame in frames])
 
 
 def test_a_codec_of_no_queue_says_so() -> None:
