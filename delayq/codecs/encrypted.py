@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _FORMAT = 0xF8
 _KEY_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 12, 16
 _LONGEST_ID = 64
+# An id that is longer is not quoted, because it may be a key: these have 43 characters and more.
+_LONGEST_QUOTED = 20
 _ID = re.compile(rf"[A-Za-z0-9._-]{{1,{_LONGEST_ID}}}")
 
 
@@ -258,7 +260,10 @@ def _checked_keys(keys: Keys) -> dict[str, bytes]:
                 f"the id of a key must be a str of 1 to {_LONGEST_ID} letters, digits, dots,"
                 " hyphens and underscores"
             )
-    return {key_id: _secret(key_id, secret) for key_id, secret in keys.items()}
+    return {
+        key_id: _secret(_label(number, key_id), secret)
+        for number, (key_id, secret) in enumerate(keys.items(), 1)
+    }
 
 
 def _parsed(text: str) -> dict[str, bytes | str]:
@@ -269,22 +274,25 @@ def _parsed(text: str) -> dict[str, bytes | str]:
             # It may be the key without its id.
             raise BadInput(f"entry {number} of the keys must be ID=BASE64")
         if key_id in keys:
-            raise BadInput(f"the keys have two with the id {key_id!r}")
+            raise BadInput(f"entry {number} of the keys has the id of an earlier one")
         keys[key_id] = secret
     return keys
 
 
-def _secret(key_id: str, secret: bytes | str) -> bytes:
+def _label(number: int, key_id: str) -> str:
+    """Return what an error calls a key."""
+    return f"key {key_id!r}" if len(key_id) <= _LONGEST_QUOTED else f"entry {number} of the keys"
+
+
+def _secret(label: str, secret: bytes | str) -> bytes:
     if isinstance(secret, str):
         try:
             standard = secret.replace("-", "+").replace("_", "/").rstrip("=")
             secret = base64.b64decode(standard + "=" * (-len(standard) % 4), validate=True)
         except ValueError:
-            raise BadInput(f"key {key_id!r} is not base64") from None
+            raise BadInput(f"{label} is not base64") from None
     if not isinstance(secret, bytes):
-        raise BadInput(f"key {key_id!r} must be bytes or base64, not a {type(secret).__name__}")
+        raise BadInput(f"{label} must be bytes or base64, not a {type(secret).__name__}")
     if len(secret) != _KEY_BYTES:
-        raise BadInput(
-            f"key {key_id!r} must have {_KEY_BYTES} bytes, as AES-256 does, not {len(secret)}"
-        )
+        raise BadInput(f"{label} must have {_KEY_BYTES} bytes, as AES-256 does, not {len(secret)}")
     return secret
