@@ -173,6 +173,8 @@ class EncryptedCodec(Generic[T]):
         except DecodeError as error:
             # An error may be shown, so it holds no more than the server does.
             error.payload = payload
+            # It is pickled with these.
+            error.args = (error.codec, payload)
             raise
         return value
 

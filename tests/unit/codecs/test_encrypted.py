@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import pickle
 import sys
 import traceback
 from typing import Any
@@ -78,6 +79,7 @@ def test_an_error_of_the_inner_codec_holds_the_encrypted_payload() -> None:
     with pytest.raises(delayq.DecodeError, match="it is not UTF-8") as caught:
         codec({"2026": OLD}, delayq.StringCodec()).decode(payload)
     assert caught.value.payload == payload
+    assert b"4111" not in pickle.dumps(caught.value)
     with pytest.raises(delayq.EncodeError, match="JsonCodec"):
         codec({"2026": OLD}).encode(object())
     with pytest.raises(delayq.EncodeError, match="returned str, not bytes"):
