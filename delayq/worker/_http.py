@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from weakref import WeakSet
 
 from delayq.worker._answers import Answer, Question
 
@@ -38,6 +40,7 @@ class HttpServer(ThreadingTCPServer):
         # The open connections, and when each was accepted.
         self._connections: dict[Any, float] = {}
         super().__init__((host, port), _Handler)
+        _of_this_process.add(self)
 
     def start(self) -> None:
         """Answer in a thread. Raises RuntimeError if it cannot be started."""
@@ -47,6 +50,12 @@ class HttpServer(ThreadingTCPServer):
         """Accept no more connections. This blocks for up to half a second."""
         self.shutdown()
         self.server_close()
+
+    def disown(self) -> None:
+        """Close the sockets in a forked child, where no thread answers."""
+        for inherited in (self.socket, *self._connections):
+            if (number := inherited.detach()) >= 0:
+                os.close(number)
 
     # Called by the base class
 
@@ -99,3 +108,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - by the base class
         _log.debug(f"%s: {format}", self.client_address[0], *arguments)
+
+
+_of_this_process: WeakSet[HttpServer] = WeakSet()
+
+
+def _after_fork() -> None:
+    # The parent's port would stay taken for as long as the child lives.
+    for server in _of_this_process:
+        server.disown()
+    _of_this_process.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -276,6 +277,32 @@ async def test_connections_that_ask_nothing_do_not_keep_probes_out(
             500,
             "this failed; the log of the worker says why",
         )
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+async def test_a_forked_child_keeps_neither_the_port_nor_a_connection(client: Client) -> None:
+    worker = Worker(client)
+    worker.listener("jobs")(Gate())
+    health = Health(worker)
+    theirs, ours = os.pipe()
+    async with health.running():
+        address = ("127.0.0.1", health.server.port)
+        with socket.create_connection(address) as asking:
+            asking.sendall(b"GET /livez HTTP/1.0\r\n")
+            child = os.fork()
+            if child == 0:
+                os.close(ours)
+                os.read(theirs, 1)
+                os._exit(0)
+            asking.sendall(b"\r\n")
+            answer = await asyncio.to_thread(asking.makefile("rb").read)
+            assert answer.endswith(b"ok\n")
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+    finally:
+        os.close(ours)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize(
