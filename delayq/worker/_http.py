@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq.worker")
 
-# The most requests at a time, each of which has a thread, and how long one may take, seconds.
+# The most connections that are open, each of which has a thread, and how long one may be, seconds.
+# As many more may be ending.
 _MOST_REQUESTS = 32
 _REQUEST_WITHIN = 10.0
 
@@ -39,6 +40,8 @@ class HttpServer(ThreadingTCPServer):
         self.answer: Callable[[Question], Answer] = answer
         # The open connections, and when each was accepted.
         self._connections: dict[Any, float] = {}
+        # Those that were shut down and whose threads have not ended.
+        self._ending: WeakSet[Any] = WeakSet()
         super().__init__((host, port), _Handler)
         _of_this_process.add(self)
 
@@ -60,9 +63,14 @@ class HttpServer(ThreadingTCPServer):
     # Called by the base class
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._connections) >= _MOST_REQUESTS:
+        connections = [*self._connections]
+        if len(connections) >= 2 * _MOST_REQUESTS:
             self.shutdown_request(request)
             return
+        active = [connection for connection in connections if connection not in self._ending]
+        if len(active) >= _MOST_REQUESTS:
+            # Connections that ask nothing would keep probes out.
+            self._end(active[0])
         self._connections[request] = time.monotonic()
         super().process_request(request, client_address)
 
@@ -74,8 +82,12 @@ class HttpServer(ThreadingTCPServer):
         """Break connections that send a byte now and then: they would keep probes out."""
         for connection, accepted_at in [*self._connections.items()]:
             if time.monotonic() - accepted_at > _REQUEST_WITHIN:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                self._end(connection)
+
+    def _end(self, connection: Any) -> None:
+        self._ending.add(connection)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         # Those who ask may go away at any moment.
