@@ -70,6 +70,7 @@ class Claims:
         expired: Number of messages found so far past their time to live.
         died: Number of messages found so far that had used all their attempts when their lease
             ended.
+        last_error: The error of the last call; None if it succeeded.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Claims:
         self._suspect: Claim | None = None
         self.expired: int = 0
         self.died: int = 0
+        self.last_error: DelayqError | None = None
 
     @property
     def _is_wanted(self) -> bool:
@@ -147,6 +149,7 @@ class Claims:
             ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting;
                 the others receive the error.
         """
+        failure: DelayqError | None = None
         try:
             if self._calls.is_unsure:
                 await self._recover()
@@ -177,6 +180,7 @@ class Claims:
             turn = CallOutcome.MORE_DUE if self._settings.stored.partitions > 1 else 0
             return due_us(now, wait) or turn
         except DelayqError as error:
+            failure = error
             self.source.fail(error)
             raise
         except Exception as error:
@@ -187,6 +191,7 @@ class Claims:
             self.source.fail(failure)
             raise failure from error
         finally:
+            self.last_error = failure
             self.source.finish()
 
     async def quiet(self, within: float) -> None:

@@ -443,6 +443,14 @@ class OpenReliableQueue:
         """Return what this client has done with the queue."""
         return QueueStats.total([partition.stats() for partition in self.partitions])
 
+    @property
+    def claim_error(self) -> DelayqError | None:
+        """The error for which messages of a partition cannot be claimed now; None if all goes well,
+        as far as we know. Other threads may read this.
+        """
+        errors = (partition.claims.last_error for partition in self.partitions)
+        return next(filter(None, errors), None)
+
     def _oldest(self, limit: int) -> list[Claim]:
         """Return up to ``limit`` of the messages that are being handled, those begun first."""
         claims = (claim for partition in self.partitions for claim in partition.oldest(limit))

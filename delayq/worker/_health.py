@@ -45,9 +45,9 @@ class HealthServer:
         await worker.run(health=HealthServer("0.0.0.0:8080"))
 
     ``/livez`` is 200 while the event loop and the loops that claim messages have moved within 15 s;
-    a server that is away does not change it. ``/readyz`` is 200 while messages are claimed and the
-    server answers. ``/scale/{queue}`` counts the messages that want workers. A thread answers, even
-    while the event loop is blocked. There is no authentication.
+    a server that is away does not change it. ``/readyz`` is 200 while messages can be claimed.
+    ``/scale/{queue}`` counts the messages that want workers. A thread answers, even while the event
+    loop is blocked. There is no authentication.
     """
 
     def __init__(
@@ -171,7 +171,8 @@ class RunHealth:
             return "the server does not answer"
         except TimeoutError:
             return "the event loop does not answer"
-        return ""
+        # The server may answer, and still refuse that.
+        return self.run.claim_failure()
 
     def scale(self, queue: str, query: str) -> tuple[int, dict[str, Any]]:
         """Return a status, and the figures of a queue or an error."""

@@ -101,6 +101,16 @@ class Pool:
         ]
 
     @property
+    def failing(self) -> tuple[str, Exception] | None:
+        """A queue whose messages cannot be claimed now, and the error; None if there is none. Other
+        threads may read this.
+        """
+        for feed in self._plan.feeds:
+            if error := self._plan.failing.get(feed) or feed.port.queue.claim_error:
+                return feed.port.name, error
+        return None
+
+    @property
     def running(self) -> int:
         """Number of handlers that are running."""
         return self._plan.running
@@ -188,6 +198,7 @@ class Pool:
                 return
             except Exception as error:  # noqa: BLE001 - other queues must not suffer, whatever fails
                 failures += 1
+                self._plan.failing[feed] = error
                 is_refused = isinstance(error, ServerRefused) and failures >= _REFUSED_FOR_GOOD
                 if self._burst and is_refused:
                     self._stop(error)
@@ -201,6 +212,7 @@ class Pool:
                 await asyncio.sleep(retry_delay(failures))
             else:
                 failures = 0
+                self._plan.failing.pop(feed, None)
 
     async def _wait_for_room(self, feed: Feed) -> int:
         """Wait until a feed should claim more messages, and return how many."""

@@ -102,6 +102,15 @@ class Run:
                 return f"queues have not been re-checked for {overdue:.0f} s"
         return ""
 
+    def claim_failure(self) -> str:
+        """Return which queue's messages cannot be claimed now, and why; "" if all can. Other
+        threads may call this.
+        """
+        failing = None if self._pool is None else self._pool.failing
+        return (
+            f"messages of queue {failing[0]!r} cannot be claimed: {failing[1]}" if failing else ""
+        )
+
     async def check_server(self) -> None:
         """Raise ServerError unless the server answers soon."""
         try:

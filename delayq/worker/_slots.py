@@ -88,6 +88,7 @@ class SlotPlan:
         reserved: The feeds for which a slot is reserved, in order.
         limited: The feeds that have due messages which a limit holds back, as far as is known, in
             a burst.
+        failing: The errors for which claims of feeds are repeated.
         running: Number of handlers that are running.
         end_count: Number of handlers that have ended.
     """
@@ -105,6 +106,7 @@ class SlotPlan:
         self.limited: set[Feed] = set()
         # Feeds whose messages went back, and no slot has been free since.
         self._parked: set[Feed] = set()
+        self.failing: dict[Feed, Exception] = {}
         self.running: int = 0
         self.end_count: int = 0
 

@@ -109,6 +109,29 @@ async def test_probes_tell_how_a_worker_starts_waits_for_its_server_and_stops(
         await health.probes()
 
 
+async def test_a_server_that_refuses_claims_keeps_a_worker_from_being_ready(
+    own_server: PrivateServer,
+) -> None:
+    client = delayq.connect(own_server.url, resync_interval=0.05)
+    worker = Worker(client)
+    handled: list[Any] = []
+    worker.listener("jobs")(handled.append)
+    health = Health(worker)
+    async with health.running():
+        await until(health.probes, equals=("ok", "ok"))
+        await client.reliable_queue("jobs").offer(1, delay=1)
+        own_server.call("REPLICAOF", "127.0.0.1", "1")
+
+        async def says_so() -> bool:
+            alive, ready = await health.probes()
+            return alive == "ok" and "messages of queue 'jobs' cannot be claimed: " in ready
+
+        await until(says_so)
+        own_server.call("REPLICAOF", "NO", "ONE")
+        await until(health.probes, equals=("ok", "ok"))
+    assert handled == [1]
+
+
 async def test_what_stands_still_is_not_alive_and_a_thread_says_so(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
