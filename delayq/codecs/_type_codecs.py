@@ -47,6 +47,15 @@ _ODD_OFFSET = re.compile(rb':(?!00|15|30|45)\d\d"')
 _QUOTED = re.compile(
     r"(Invalid (?:enum )?value|Object contains unknown field) .*?( - at `[^`]*`)?", re.DOTALL
 )
+# Pydantic's errors whose texts quote what was read, or are a validator's.
+_QUOTING = {
+    "assertion_error",
+    "get_attribute_error",
+    "import_error",
+    "union_tag_invalid",
+    "uuid_parsing",
+    "value_error",
+}
 # Where msgspec met the fault: the same fault in another payload is elsewhere.
 _AT_BYTE = re.compile(r" \(byte \d+\)")
 _CERTAIN = Shape()
@@ -215,8 +224,24 @@ def msgspec_codec(kind: Any) -> TypeCodec:
 def pydantic_codec(kind: Any) -> TypeCodec:
     """Return a codec for a type that pydantic knows."""
     import pydantic  # noqa: PLC0415 - an extra
+    from pydantic_core.core_schema import ErrorType  # noqa: PLC0415 - comes with it
 
     adapter = pydantic.TypeAdapter(kind)
+
+    harmless = {*typing.get_args(ErrorType)} - _QUOTING
+    names: set[str] = set()
+
+    def text(fault: Any) -> str:
+        if not names:
+            _add_names(adapter.core_schema, names)
+        # The keys of a dict are private, and so are fields that no model has.
+        parts = (
+            f"[{part}]" if isinstance(part, int) else f".{part}" if part in names else "[...]"
+            for part in fault["loc"]
+        )
+        # Validators have types of their own as well.
+        said = fault["msg"] if fault["type"] in harmless else fault["type"]
+        return ": ".join(filter(None, ("".join(parts).removeprefix("."), said)))
 
     # The texts of pydantic's errors quote the value, which may be private.
     def write(value: Any) -> bytes:
@@ -234,14 +259,24 @@ def pydantic_codec(kind: Any) -> TypeCodec:
             return adapter.validate_json(payload)
         except pydantic.ValidationError as error:
             faults = error.errors(include_input=False, include_url=False, include_context=False)
-        raise ValueError(
-            "; ".join(
-                ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
-                for fault in faults[:_FAULTS]
-            )
-        )
+        raise ValueError("; ".join(map(text, faults[:_FAULTS])))
 
     return TypeCodec(kind, write, read, shape_of(kind))
+
+
+def _add_names(schema: Any, names: set[str]) -> None:
+    """Add the names of all fields in a schema of pydantic's, and their aliases."""
+    if isinstance(schema, dict):
+        match schema:
+            case {"type": "dataclass-args", "fields": fields}:
+                names.update(field["name"] for field in fields)
+            case {"fields": dict(fields)}:
+                names.update(fields)
+        if isinstance(alias := schema.get("validation_alias"), str):
+            names.add(alias)
+    for part in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(part, dict | list | tuple):
+            _add_names(part, names)
 
 
 def standard_codec(kind: Any) -> TypeCodec:
