@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from concurrent.futures import CancelledError
@@ -92,6 +93,7 @@ class HealthServer:
             raise ConfigurationError(
                 f"cannot serve health checks at {self.address_of(0)}: {error.strerror or error}"
             ) from None
+        health.runs_for = server.runs_for
         server.start()
         try:
             with health.beating():
@@ -125,6 +127,7 @@ class RunHealth:
 
     Attributes:
         run: The run, once it has a client.
+        runs_for: Returns for how long the process has run without a pause, in seconds.
     """
 
     def __init__(self, queues: Sequence[str], stop: Stop) -> None:
@@ -137,6 +140,7 @@ class RunHealth:
         self._loop = asyncio.get_running_loop()
         self._beat_at = time.monotonic()
         self.run: Run | None = None
+        self.runs_for: Callable[[], float] = lambda: math.inf
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -155,6 +159,9 @@ class RunHealth:
 
     def stall(self) -> str:
         """Return what has not moved for 15 s; "" if everything has. This asks no server."""
+        if self.runs_for() <= _MOVES_WITHIN:
+            # After a pause, everything needs a moment to move again.
+            return ""
         if (age := time.monotonic() - self._beat_at) > _MOVES_WITHIN:
             return f"the event loop has not moved for {age:.0f} s"
         return "" if self.run is None else self.run.stall(_MOVES_WITHIN)

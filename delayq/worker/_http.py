@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -25,6 +26,8 @@ _log = logging.getLogger("delayq.worker")
 # As many more may be ending.
 _MOST_REQUESTS = 32
 _REQUEST_WITHIN = 10.0
+# The process was stopped if the thread that accepts connections has not run for this long, seconds.
+_PAUSED_AFTER = 1.0
 
 
 class HttpServer(ThreadingTCPServer):
@@ -42,6 +45,7 @@ class HttpServer(ThreadingTCPServer):
         self._connections: dict[Any, float] = {}
         # Those that were shut down and whose threads have not ended.
         self._ending: WeakSet[Any] = WeakSet()
+        self._ran_at, self._resumed_at = time.monotonic(), -math.inf
         super().__init__((host, port), _Handler)
         _of_this_process.add(self)
 
@@ -53,6 +57,11 @@ class HttpServer(ThreadingTCPServer):
         """Accept no more connections. This blocks for up to half a second."""
         self.shutdown()
         self.server_close()
+
+    def runs_for(self) -> float:
+        """Return for how long the process has run without a pause, in seconds."""
+        now = time.monotonic()
+        return 0.0 if now - self._ran_at > _PAUSED_AFTER else now - self._resumed_at
 
     def disown(self) -> None:
         """Close the sockets in a forked child, where no thread answers."""
@@ -79,9 +88,15 @@ class HttpServer(ThreadingTCPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Break connections that send a byte now and then: they would keep probes out."""
+        """Notice pauses, and break connections that send a byte now and then: they would keep
+        probes out.
+        """
+        now = time.monotonic()
+        if now - self._ran_at > _PAUSED_AFTER:
+            self._resumed_at = now
+        self._ran_at = now
         for connection, accepted_at in [*self._connections.items()]:
-            if time.monotonic() - accepted_at > _REQUEST_WITHIN:
+            if now - accepted_at > _REQUEST_WITHIN:
                 self._end(connection)
 
     def _end(self, connection: Any) -> None:

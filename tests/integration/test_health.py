@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import socket
 from contextlib import asynccontextmanager
@@ -151,6 +152,9 @@ async def test_what_stands_still_is_not_alive_and_a_thread_says_so(
 
     @worker.listener("jobs")
     async def block(_: object) -> None:
+        # Nothing runs in the process, as while it is stopped.
+        ctypes.PyDLL(None).usleep(1_100_000)
+        assert ask("/livez") == 200
         while ask("/livez") == 200:
             pass
         ask("/readyz")
