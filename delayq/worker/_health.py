@@ -168,10 +168,9 @@ class RunHealth:
 
     def unreadiness(self) -> str:
         """Return why the worker takes no messages now; "" if it does."""
-        if self._stop.requested.is_set():
-            return "the worker is stopping"
-        if self.run is None or not self.run.is_claiming:
-            return "the worker is starting"
+        if reason := self._pause():
+            return reason
+        assert self.run is not None
         try:
             self._ask(self.run.check_server())
         except DelayqError:
@@ -188,11 +187,19 @@ class RunHealth:
             if queue not in self._queues:
                 names = ", ".join(map(repr, self._queues)) or "none"
                 return 404, _error(f"this worker does not handle queue {queue!r}, only {names}")
-            if self.run is None or not self.run.is_claiming:
-                return 503, _error("the worker is starting")
+            if reason := self._pause():
+                return 503, _error(reason)
+            assert self.run is not None
             return 200, self._ask(self.run.scale(queue, window))
         except (DelayqError, TimeoutError) as error:
             return _failure(error)
+
+    def _pause(self) -> str:
+        """Return why no messages are claimed; "" if they are."""
+        if self._stop.requested.is_set():
+            return "the worker is stopping"
+        is_claiming = self.run is not None and self.run.is_claiming
+        return "" if is_claiming else "the worker is starting"
 
     def _ask(self, question: Coroutine[Any, Any, T]) -> T:
         """Return the answer of the event loop. Raises TimeoutError if there is none."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from delayq._logging import about
 from delayq._reliable.process_report import PROCESS
@@ -27,7 +27,7 @@ from delayq.worker._slots import Feed
 from delayq.worker._threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from contextlib import AsyncExitStack
 
     from delayq._reliable.consumer import WorkerPort
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from delayq.worker._listeners import Listener
     from delayq.worker._registry import IncludedTasks, Registry
     from delayq.worker._stopping import Stop
+
+T = TypeVar("T")
 
 # Apart from the records about messages and queues.
 _log = logging.getLogger("delayq.worker")
@@ -113,19 +115,19 @@ class Run:
 
     async def check_server(self) -> None:
         """Raise ServerError unless the server answers soon."""
-        try:
-            async with asyncio.timeout(_SERVER_ANSWERS_WITHIN):
-                await self._client.session.server.open()
-        except TimeoutError:
-            raise ServerUnavailable("the server does not answer") from None
+        await _soon(self._client.session.server.open())
 
     async def scale(self, queue: str, window: float) -> dict[str, float]:
         """Return the figures of ``/scale`` for a queue that the worker handles.
 
         ``window`` is that of ``due_within``, in seconds. Raises ServerError.
         """
-        now_us = await self._client.session.server.time_us()
-        return await scale_of(self._ports[queue].queue, now_us, window)
+
+        async def ask() -> dict[str, float]:
+            now_us = await self._client.session.server.time_us()
+            return await scale_of(self._ports[queue].queue, now_us, window)
+
+        return await _soon(ask())
 
     async def make_dependencies(self) -> None:
         """Make the dependencies that are made once in a run."""
@@ -272,6 +274,15 @@ class Run:
             self._shutdown_timeout,
             pool.running,
         )
+
+
+async def _soon(question: Awaitable[T]) -> T:
+    """Return what a server answers while a probe waits. Raises ServerError."""
+    try:
+        async with asyncio.timeout(_SERVER_ANSWERS_WITHIN):
+            return await question
+    except TimeoutError:
+        raise ServerUnavailable(f"no answer within {_SERVER_ANSWERS_WITHIN:g} s") from None
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:

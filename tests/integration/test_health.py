@@ -95,7 +95,8 @@ async def test_probes_tell_how_a_worker_starts_waits_for_its_server_and_stops(
         await until(health.probes, equals=("ok", "ok"))
         with own_server.paused():
             await until(health.probes, equals=("ok", "the server does not answer"))
-            assert (await health.get("/scale/jobs"))[0] == 503
+            error = {"error": "the server does not answer: no answer within 0.2 s"}
+            assert await health.get("/scale/jobs") == (503, error)
             # Longer than anything may stand still.
             for _ in range(25):
                 await asyncio.sleep(0.05)
@@ -105,6 +106,7 @@ async def test_probes_tell_how_a_worker_starts_waits_for_its_server_and_stops(
         await until(lambda: gate.inside == ["a"])
         worker.stop()
         assert await health.probes() == ("ok", STOPPING)
+        assert await health.get("/scale/jobs") == (503, {"error": STOPPING})
         gate.open()
     with pytest.raises(httpx.ConnectError):
         await health.probes()
