@@ -76,5 +76,5 @@ async def scale_of(queue: CountableQueue, now_us: int, window: float) -> dict[st
         "due_within": 0 if depth.paused else due + soon,
         "running": depth.leased,
         "waiting": depth.ready + depth.delayed,
-        "late_seconds": round(depth.oldest_due_age, 3),
+        "late_seconds": 0.0 if depth.paused else round(depth.oldest_due_age, 3),
     }

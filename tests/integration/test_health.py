@@ -231,6 +231,7 @@ async def test_the_figures_for_autoscalers_count_what_is_due_and_what_soon_will_
         await jobs.pause()
         _, said = await of_worker("?within=60")
         assert (said["due"], said["due_within"], said["waiting"]) == (0, 0, 4)
+        assert said["late_seconds"] == 0
         gate.open()
         # Mistakes.
         for wrong, words in (
