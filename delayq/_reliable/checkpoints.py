@@ -21,7 +21,7 @@ from delayq._checks import describe_value
 from delayq._functions import is_async
 from delayq._reliable.failures import Interrupted
 from delayq.codecs.json import result_codec
-from delayq.codecs.protocol import decode
+from delayq.codecs.protocol import decode, own_attribute
 from delayq.errors import BadInput, DecodeError, EncodeError
 
 if TYPE_CHECKING:
@@ -315,5 +315,5 @@ def _mark(state: bytes | None, codec: Codec[Any]) -> str:
     if state is None:
         return ""
     # A run that starts again saves the same state, and an encrypted one is other bytes then.
-    fingerprint: Callable[[bytes], bytes] = getattr(codec, "fingerprint", bytes)
+    fingerprint: Callable[[bytes], bytes] = own_attribute(codec, "fingerprint", bytes)
     return blake2b(fingerprint(state), digest_size=6).hexdigest()

@@ -16,6 +16,7 @@ from delayq._logging import about
 from delayq._reliable.ids import OCCURRENCE_DIGITS, home_of
 from delayq._reliable.offer import Offer
 from delayq._reliable.timing import UnreadableSchedule, parse_record, timing_of
+from delayq.codecs.protocol import own_attribute
 from delayq.errors import BadInput, DecodeError
 
 if TYPE_CHECKING:
@@ -178,9 +179,8 @@ class Recurring(Generic[T]):
         """Return a message with the bytes that the schedule has, if only its encryption differs:
         other bytes would be another definition.
         """
-        fingerprint: Callable[[bytes], bytes] | None = getattr(
-            self._consumer.codec, "fingerprint", None
-        )
+        codec = self._consumer.codec
+        fingerprint: Callable[[bytes], bytes] | None = own_attribute(codec, "fingerprint")
         record = None if fingerprint is None else await store.schedule_record(name)
         if fingerprint is None or record is None:
             return message

@@ -6,7 +6,7 @@ import json
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
-from delayq.codecs.protocol import reason_of
+from delayq.codecs.protocol import own_attribute, reason_of
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def result_codec(codec: Codec[Any]) -> Codec[Any]:
     A codec of one type, or of calls, is none for results: they are JSON then. Where they are JSON,
     they need not come back as they were.
     """
-    results: Codec[Any] = getattr(codec, "results", codec)
+    results: Codec[Any] = own_attribute(codec, "results", codec)
     # A subclass may write something else.
     return _RESULT_JSON if type(results) is JsonCodec else results
 

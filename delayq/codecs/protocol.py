@@ -75,8 +75,18 @@ def check_codec(codec: Codec[Any] | None) -> None:
 
 def codec_of_queue(codec: Codec[T], queue: str) -> Codec[T]:
     """Return the codec of one queue: ``codec`` itself, unless it has another one for each."""
-    for_queue: Callable[[str], Codec[T]] | None = getattr(codec, "for_queue", None)
+    for_queue: Callable[[str], Codec[T]] | None = own_attribute(codec, "for_queue")
     return codec if for_queue is None else for_queue(queue)
+
+
+def own_attribute(codec: Codec[Any], name: str, default: Any = None) -> Any:
+    """Return an attribute of a codec, or ``default`` if it has none.
+
+    One that ``__getattr__`` passes on does not count: it would be that of a codec inside, which
+    would then take the place of the one around it.
+    """
+    is_own = hasattr(type(codec), name) or name in getattr(codec, "__dict__", ())
+    return getattr(codec, name) if is_own else default
 
 
 class Refused(Exception):

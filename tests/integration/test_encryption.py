@@ -186,6 +186,25 @@ async def test_a_delayed_queue_finds_no_values(client: Client) -> None:
     assert await cards.take() == VALUE
 
 
+async def test_a_codec_around_it_is_not_left_out(client: Client) -> None:
+    class Around:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def encode(self, value: object) -> Any:
+            return self.inner.encode(value)
+
+        def decode(self, payload: bytes) -> Any:
+            return self.inner.decode(payload)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    cards = client.reliable_queue("cards", codec=Around(EncryptedCodec(KEYS)))
+    with pytest.raises(delayq.ConfigurationError, match=r"for_queue\(name\)"):
+        await cards.offer(VALUE)
+
+
 def test_threads_use_encrypted_queues(server: PrivateServer) -> None:
     with sync.connect(server.url) as client:
         cards = client.reliable_queue("cards", codec=EncryptedCodec(KEYS))
