@@ -256,7 +256,11 @@ async def test_the_dashboard_shows_payloads_if_it_has_the_keys(client: Client) -
         await log_in(operator)
         for address in (LIST, one, f"search?q={SECRET}"):
             assert SECRET in texts(await page(operator, address))
+        await client.reliable_queue("mails").offer(1)
+        plain_queue = await page(operator, "enqueue?kind=reliable&name=mails")
+        assert 'name="encrypt" value="1">' in plain_queue
         new = await page(operator, "enqueue?kind=reliable&name=cards")
+        assert 'name="encrypt" value="1" checked>' in new
         fields = {"do": "enqueue", "payload": "5", "format": "JSON", "id": "b", "encrypt": "1"}
         await send(operator, form(new) | fields)
         await send(operator, form(new) | fields | {"id": "c", "encrypt": ""})

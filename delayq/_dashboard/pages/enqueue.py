@@ -15,6 +15,7 @@ from delayq._durations import estimated_delay, when_due
 from delayq._redisson.queue import MAX_PAYLOAD
 from delayq._reliable.offer import Offer
 from delayq.codecs import JsonCodec
+from delayq.codecs.encrypted import key_id_of
 from delayq.errors import BadInput, DuplicateMessage, EncodeError, PayloadTooLarge, QueueFull
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _EMPTY = {
     "payload": "",
     "format": "JSON",
-    "encrypt": "1",
+    "encrypt": "",
     "delay": "0",
     "unit": "seconds",
     "at_time": "",
@@ -46,7 +47,18 @@ _TTL = 100 * 365 * 86_400
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
-    return _values(await board.source(request), _EMPTY, {})
+    source = await board.source(request)
+    is_encrypted = board.cipher.has_keys and await _is_encrypted(source)
+    return _values(source, _EMPTY | {"encrypt": "1" if is_encrypted else ""}, {})
+
+
+async def _is_encrypted(source: AnySource) -> bool:
+    """Return whether messages of a queue are encrypted: its consumers refuse all others."""
+    for state in source.states:
+        for row in (await source.page(state, 0, 1)).rows:
+            if row.payload and key_id_of(row.payload) is not None:
+                return True
+    return False
 
 
 def _values(
