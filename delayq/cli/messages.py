@@ -105,7 +105,14 @@ def offer(
     ] = None,
     codec: CodecName = "json",
     encrypt: Annotated[
-        bool, typer.Option("--encrypt", help="Encrypt it with the first key in $DELAYQ_KEYS.")
+        bool,
+        typer.Option(
+            "--encrypt",
+            help=(
+                "Encrypt it with the first key in $DELAYQ_KEYS. A client with a name_mapper cannot"
+                " read it."
+            ),
+        ),
     ] = False,
     url: RequiredUrl = None,
     as_json: AsJson = False,
