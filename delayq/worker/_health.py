@@ -67,7 +67,8 @@ class HealthServer:
         host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
         is_bracketed = host.startswith("[") and host.endswith("]")
         is_port = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) <= _PORTS
-        if not (host and colon and is_port) or (":" in host and not is_bracketed):
+        is_host = host.isprintable() and (":" not in host or is_bracketed)
+        if not (host and colon and is_port and is_host):
             raise BadInput(
                 "the address of health checks must be HOST:PORT, such as 0.0.0.0:8080 or"
                 f" [::]:8080, not {describe_value(address)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -26,6 +27,10 @@ _log = logging.getLogger("delayq.worker")
 # As many more may be ending.
 _MOST_REQUESTS = 32
 _REQUEST_WITHIN = 10.0
+# How often the thread that accepts connections looks whether it is to stop, seconds.
+_LOOK_INTERVAL = 0.05
+# How long it waits if no connection can be accepted, seconds.
+_NO_DESCRIPTOR_PAUSE = 0.1
 # The process was stopped if the thread that accepts connections has not run for this long, seconds.
 _PAUSED_AFTER = 1.0
 
@@ -51,10 +56,12 @@ class HttpServer(ThreadingTCPServer):
 
     def start(self) -> None:
         """Answer in a thread. Raises RuntimeError if it cannot be started."""
-        threading.Thread(target=self.serve_forever, name="delayq health", daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, args=(_LOOK_INTERVAL,), name="delayq health", daemon=True
+        ).start()
 
     def stop(self) -> None:
-        """Accept no more connections. This blocks for up to half a second."""
+        """Accept no more connections. This blocks for a moment."""
         self.shutdown()
         self.server_close()
 
@@ -70,6 +77,15 @@ class HttpServer(ThreadingTCPServer):
                 os.close(number)
 
     # Called by the base class
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # The connection goes on waiting, and would be tried again at once.
+                time.sleep(_NO_DESCRIPTOR_PAUSE)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         connections = [*self._connections]
@@ -115,7 +131,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "delayq", ""
 
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            self.send_error(400)
+            return
         question = Question(unquote(url.path), url.query, self.headers.get("Accept", ""))
         try:
             answer = self.server.answer(question)

@@ -306,6 +306,9 @@ async def test_connections_that_ask_nothing_do_not_keep_probes_out(
         with socket.create_connection(address) as idle:
             idle.sendall(b"GET /livez")
             assert await asyncio.to_thread(idle.recv, 1) == b""
+        with socket.create_connection(address) as mistaken:
+            mistaken.sendall(b"GET http://[ HTTP/1.0\r\n\r\n")
+            assert mistaken.recv(64).startswith(b"HTTP/1.0 400 ")
         assert await health.get("/metrics") == (200, "all is well")
         # A page that fails, because there is no other, is logged.
         assert await health.get("/metrics") == (
@@ -341,7 +344,8 @@ async def test_a_forked_child_keeps_neither_the_port_nor_a_connection(client: Cl
 
 
 @pytest.mark.parametrize(
-    "address", ["8080", ":8080", "0.0.0.0", "0.0.0.0:0", "0.0.0.0:65536", "::1:8080", None]
+    "address",
+    ["8080", ":8080", "0.0.0.0", "0.0.0.0:0", "0.0.0.0:65536", "::1:8080", "a\0b:80", None],
 )
 def test_an_address_that_cannot_be_is_refused(address: Any) -> None:
     with pytest.raises(delayq.BadInput, match=r"must be HOST:PORT, such as 0\.0\.0\.0:8080"):
