@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The event loop and the loops that claim messages are stuck if they have not moved for this long,
-# seconds.
+# The event loop and the re-checks are stuck if they have not moved for this long, seconds.
 _MOVES_WITHIN = 15.0
 # How often the event loop notes that it moves, seconds.
 _BEAT_INTERVAL = 1.0
@@ -45,10 +44,10 @@ class HealthServer:
 
         await worker.run(health=HealthServer("0.0.0.0:8080"))
 
-    ``/livez`` is 200 while the event loop and the loops that claim messages have moved within 15 s;
-    a server that is away does not change it. ``/readyz`` is 200 while messages can be claimed.
-    ``/scale/{queue}`` counts the messages that want workers. A thread answers, even while the event
-    loop is blocked. There is no authentication.
+    ``/livez`` is 200 while the event loop, and the re-checks that wake the loops that claim
+    messages, have moved within 15 s; a server that is away does not change it. ``/readyz`` is 200
+    while messages can be claimed. ``/scale/{queue}`` counts the messages that want workers. A
+    thread answers, even while the event loop is blocked. There is no authentication.
     """
 
     def __init__(

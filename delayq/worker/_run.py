@@ -88,10 +88,11 @@ class Run:
         return self._pool is not None and self._pool.is_claiming
 
     def stall(self, limit: float) -> str:
-        """Return which claim loop has not moved for ``limit`` seconds; "" if all have.
+        """Return which claim loop has ended, or by how much over ``limit`` seconds the re-checks
+        that wake the loops are late; "" if all is well.
 
-        One that waits for handlers, for messages or for a server that is away moves. Other threads
-        may call this.
+        A loop may wait for handlers, for messages or for a server that is away. Other threads may
+        call this.
         """
         if self._pool is None or not self._pool.is_claiming:
             return ""
