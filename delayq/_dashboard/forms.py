@@ -141,7 +141,7 @@ class Form:
         """Return the date in the field ``at_time``; None if it is empty.
 
         Raises:
-            HTTPException: It is no date.
+            HTTPException: The field has something else than a date.
         """
         if not (text := self.get("at_time").strip()):
             return None
@@ -186,8 +186,8 @@ def redirect(page: str, source: AnySource | None = None, /, **query: str) -> Res
 
 
 def button_link(source: AnySource, texts: Mapping[str, str], **more: str) -> str:
-    """Return where a button of one row sends the form that it shares with others: the action with
-    what the row is about, in the way of hidden fields, and further fields.
+    """Return where a button of one row sends the form that it shares with others. The address has
+    the queue and the texts that hidden fields of a form would have, and further fields.
     """
     about = {"kind": source.kind, "name": quote(source.name, safe="")}
     about |= {name: quote(text, safe="") for name, text in texts.items() if text}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -77,10 +78,13 @@ async def explain_failures(inspector: ReliableInspector, *, with_error: bool = T
     if not is_wave(sums.handled, sums.failed + sums.dead):
         return ""
     errors: list[str] = []
+    now = time.time()
+    # The user may not read errors, or not ask for the server's time.
     with suppress(ServerRefused):
         if with_error:
             errors = await last_errors(inspector, of_dead=sums.dead > sums.failed)
-    now = (await inspector.now()).timestamp()
+    with suppress(ServerRefused):
+        now = (await inspector.now()).timestamp()
     # The current minute has not ended.
     elapsed = max(60.0 * (WAVE_MINUTES - 1), now - minutes[0].start.timestamp())
     return describe_wave(sums.failed, sums.dead, min(elapsed, sums.seconds), errors)

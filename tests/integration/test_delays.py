@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -19,6 +20,7 @@ from delayq.admin.failures import explain_failures
 from delayq.admin.reliable import ReliableInspector
 from delayq.cli.queues import read_all
 from delayq.cli.top import Monitor
+from delayq.errors import ServerRefused
 from delayq.stats import BlockedLoop, WorkerInfo
 from tests.support.waiting import until
 from tests.support.workers import Gate
@@ -130,6 +132,9 @@ async def test_a_wave_of_failures_is_told_before_messages_die(
         # The rate falls with time.
         wave = re.compile(r"(failing: )?\d retries a minute: ConnectionError")
         assert wave.fullmatch(await explain_failures(inspector))
+        with monkeypatch.context() as patch:
+            patch.setattr(ReliableInspector, "now", AsyncMock(side_effect=ServerRefused("no time")))
+            assert wave.fullmatch(await explain_failures(inspector))
         assert any([wave.fullmatch(finding.text) async for finding in diagnose(client)])
         (line,) = await Monitor(client, [FoundQueue("reliable", "jobs")]).read()
         assert line.state[0] == "failing"
