@@ -229,6 +229,11 @@ class Dispatcher(Generic[Item]):
         return self._shutdown_calls is not None
 
     @property
+    def has_callers(self) -> bool:
+        """Whether any caller waits for items."""
+        return bool(self.callers.callers)
+
+    @property
     def has_more(self) -> bool:
         """Whether the last claim from a source left items there."""
         return any(source.has_more for source in self._sources)

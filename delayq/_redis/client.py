@@ -103,6 +103,15 @@ class RedisClient:
         self._errors = ErrorReader(topology, self.rights)
         self.round_trips: int = 0
         self.errors: int = 0
+        self._failed_tries = 0
+
+    @property
+    def moves(self) -> tuple[int, float]:
+        """The number of failed tries, and the last :attr:`ConnectionPool.last_part_at`: one of them
+        changes whenever a call that takes long has moved.
+        """
+        parts = [pool.last_part_at for pool in self.topology.pools]
+        return self._failed_tries, max(parts, default=0.0)
 
     @property
     def retry_for(self) -> float:
@@ -373,10 +382,12 @@ class RedisClient:
             try:
                 return await attempt()
             except OutcomeUnknown as error:
+                self._failed_tries += 1
                 if not repeatable or loop.time() >= give_up_at:
                     raise
                 unknown = error
             except ServerUnavailable as error:
+                self._failed_tries += 1
                 if unavailable is None or not isinstance(error.__cause__, TimeoutError):
                     unavailable = error
                 if loop.time() >= give_up_at:

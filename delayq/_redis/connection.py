@@ -240,6 +240,13 @@ class Connection(asyncio.Protocol):
         return len(self._in_flight)
 
     @property
+    def waiting_since(self) -> float:
+        """When the command was sent whose answer comes next, on the event loop's clock; infinite if
+        no answer is outstanding.
+        """
+        return self._in_flight[0].sent_at if self._in_flight else math.inf
+
+    @property
     def is_blocked(self) -> bool:
         """Whether the server may hold back the answers to commands that are sent now."""
         return self._blocking > 0

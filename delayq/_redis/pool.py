@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from delayq._redis.connection import DOUBT_AFTER, ReplyError
+from delayq._redis.connection import ANSWER_WITHIN, DOUBT_AFTER, ReplyError
 from delayq._redis.handshake import Opener
 from delayq._redis.retry import within
 from delayq.errors import Closed, DelayqError, ServerUnavailable
@@ -132,6 +132,15 @@ class ConnectionPool:
     def open(self) -> int:
         """The number of connections that are open now."""
         return len(self._free) + len(self._probe.aside) + len(self._in_use)
+
+    @property
+    def last_part_at(self) -> float:
+        """The moment when the last part of a slow answer came, on the event loop's clock; 0 if no
+        answer takes longer than :data:`ANSWER_WITHIN`.
+        """
+        late = asyncio.get_running_loop().time() - ANSWER_WITHIN
+        parts = (wire.pulse.moved_at for wire in self._in_use if wire.waiting_since < late)
+        return max(parts, default=0.0)
 
     @property
     def round_trip(self) -> float:

@@ -121,6 +121,14 @@ class Claims:
     def _is_wanted(self) -> bool:
         return self.source.dispatcher.callers.capacity > 0
 
+    @property
+    def position(self) -> tuple[object, int] | None:
+        """How far the calls that claim have come, which changes from one to the next; None while
+        none is under way.
+        """
+        task = self.wakeups.task
+        return None if task is None else (task, self._calls.number)
+
     def on_due(self, due_us: int) -> None:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
         if self._is_wanted:

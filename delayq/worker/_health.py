@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The event loop and the re-checks are stuck if they have not moved for this long, seconds.
+# The event loop and the claim loops are stuck if they have not moved for this long, seconds.
 _MOVES_WITHIN = 15.0
-# How often the event loop notes that it moves, seconds.
+# How often the event loop notes that it moves, and which claim loops do, seconds.
 _BEAT_INTERVAL = 1.0
 # How long the event loop, and the server behind it, have to answer, seconds.
 _ANSWERS_WITHIN = 2.0
@@ -44,10 +44,10 @@ class HealthServer:
 
         await worker.run(health=HealthServer("0.0.0.0:8080"))
 
-    ``/livez`` is 200 while the event loop, and the re-checks that wake the loops that claim
-    messages, have moved within 15 s; a server that is away does not change it. ``/readyz`` is 200
-    while messages can be claimed. ``/scale/{queue}`` counts the messages that want workers. A
-    thread answers, even while the event loop is blocked. There is no authentication.
+    ``/livez`` is 200 while the event loop and the loops that claim messages have moved within 15 s;
+    a server that is away does not change it. ``/readyz`` is 200 while messages can be claimed.
+    ``/scale/{queue}`` counts the messages that want workers. A thread answers, even while the event
+    loop is blocked. There is no authentication.
     """
 
     def __init__(
@@ -139,16 +139,19 @@ class RunHealth:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._beat_at = time.monotonic()
+        # By claim loop: its position, and for how many beats it has not changed.
+        self._beats: dict[tuple[str, int], tuple[object, int]] = {}
         self.run: Run | None = None
         self.runs_for: Callable[[], float] = lambda: math.inf
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Note while the block runs that the event loop moves."""
+        """Note while the block runs that the event loop moves, and which claim loops do."""
 
         async def beat() -> None:
             while True:
                 self._beat_at = time.monotonic()
+                self._note_positions({} if self.run is None else self.run.positions())
                 await asyncio.sleep(_BEAT_INTERVAL)
 
         beating = self._loop.create_task(beat(), name="delayq health")
@@ -164,7 +167,21 @@ class RunHealth:
             return ""
         if (age := time.monotonic() - self._beat_at) > _MOVES_WITHIN:
             return f"the event loop has not moved for {age:.0f} s"
+        for (queue, _), (_, beats) in self._beats.items():
+            if (age := beats * _BEAT_INTERVAL) > _MOVES_WITHIN:
+                return f"a claim of messages of queue {queue!r} has not moved for {age:.0f} s"
         return "" if self.run is None else self.run.stall(_MOVES_WITHIN)
+
+    def _note_positions(self, positions: dict[tuple[str, int], object]) -> None:
+        # Beats count, because the event loop may be late: then claims need a moment, too. The
+        # threads that answer read the dict meanwhile, so it is never changed.
+        before = self._beats
+        self._beats = {
+            loop: (position, before[loop][1] + 1)
+            if loop in before and before[loop][0] == position
+            else (position, 0)
+            for loop, position in positions.items()
+        }
 
     def unreadiness(self) -> str:
         """Return why the worker takes no messages now; "" if it does."""

@@ -110,6 +110,22 @@ class Pool:
                 return feed.port.name, error
         return None
 
+    def positions(self) -> dict[tuple[str, int], object]:
+        """Return how far each claim loop has come that waits for nothing but a call of its own, by
+        queue and number: -1 for the loop of the feed, and that of the partition for its claims.
+        """
+        positions: dict[tuple[str, int], object] = {}
+        for feed in self._plan.feeds:
+            queue = feed.port.queue
+            is_waiting = feed in self._waiting_for_room or queue.dispatcher.has_callers
+            # A burst pauses between claims, as a feed does after an error.
+            if not (is_waiting or self._burst or feed in self._plan.failing):
+                positions[queue.name, -1] = feed.begin_count
+            for partition in queue.partitions:
+                if (position := partition.claims.position) is not None:
+                    positions[queue.name, partition.index] = position
+        return positions
+
     @property
     def running(self) -> int:
         """Number of handlers that are running."""

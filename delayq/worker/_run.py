@@ -105,6 +105,21 @@ class Run:
                 return f"queues have not been re-checked for {overdue:.0f} s"
         return ""
 
+    def positions(self) -> dict[tuple[str, int], object]:
+        """Return how far the claim loops have come that wait for nothing but a call of their own.
+
+        Each position changes while its loop moves. The first part of a key is the queue's name.
+
+        A call moves while it is tried again, because the server is away, and while its answer
+        arrives, over a slow link.
+        """
+        if self._pool is None or not self._pool.is_claiming:
+            return {}
+        with suppress(Closed):
+            moves = self._client.session.server.moves
+            return {loop: (position, moves) for loop, position in self._pool.positions().items()}
+        return {}
+
     def claim_failure(self) -> str:
         """Return which queue's messages cannot be claimed now, and why; "" if all can. Other
         threads may call this.

@@ -21,6 +21,7 @@ from delayq.integrations.prometheus import exposition
 from delayq.worker import HealthServer
 from tests.integration.test_acl import granted
 from tests.support.board import TOKEN, browse
+from tests.support.links import Links
 from tests.support.servers import free_port
 from tests.support.waiting import be_impatient, until
 from tests.support.workers import Gate
@@ -75,6 +76,7 @@ async def test_probes_tell_how_a_worker_starts_waits_for_its_server_and_stops(
     be_impatient(monkeypatch)
     monkeypatch.setattr("delayq.worker._health._MOVES_WITHIN", 1.0)
     monkeypatch.setattr("delayq.worker._health._BEAT_INTERVAL", 0.05)
+    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.2)
     monkeypatch.setattr("delayq.worker._run._SERVER_ANSWERS_WITHIN", 0.2)
     may_start, gate = asyncio.Event(), Gate()
 
@@ -183,6 +185,57 @@ async def test_what_stands_still_is_not_alive_and_a_thread_says_so(
         cancel("delayq resync")
         client.session.scheduler._pace.recheck_at -= 60
         await until(lambda: says("queues have not been re-checked for"))
+
+
+@pytest.mark.parametrize("step", ["store.ReliableStore.claim", "recurrence.Recurrence.advance"])
+async def test_a_claim_that_hangs_is_not_alive(
+    client: Client, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr("delayq.worker._health._MOVES_WITHIN", 0.5)
+    monkeypatch.setattr("delayq.worker._health._BEAT_INTERVAL", 0.05)
+    worker, gate = Worker(client, concurrency=1), Gate()
+    worker.listener("jobs")(gate)
+    health, jobs = Health(worker), client.reliable_queue("jobs")
+
+    async def hang(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    async def says_so() -> bool:
+        return "a claim of messages of queue 'jobs' has not moved" in str(
+            await health.get("/livez")
+        )
+
+    async with health.running():
+        # Waiting for messages, and for a handler, longer than anything may stand still.
+        for count in range(2):
+            for _ in range(15):
+                await asyncio.sleep(0.05)
+                assert await health.get("/livez") == (200, "ok")
+            await jobs.offer(count)
+            await until(lambda: len(gate.inside) == 1)
+        monkeypatch.setattr(f"delayq._reliable.{step}", hang)
+        await jobs.schedule("soon", value=2, every=0.05)
+        gate.open()
+        await until(says_so)
+
+
+async def test_a_claim_whose_answer_takes_long_to_arrive_is_alive(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.worker._health._MOVES_WITHIN", 1.0)
+    monkeypatch.setattr("delayq.worker._health._BEAT_INTERVAL", 0.05)
+    monkeypatch.setattr("delayq._redis.pool.ANSWER_WITHIN", 0.1)
+    handled: list[str] = []
+    async with delayq.connect(own_server.unix_url) as producer:
+        await producer.reliable_queue("jobs").offer("x" * 300_000)
+    async with Links(own_server, tcp=True, round_trip=2, mbit=1) as links:
+        worker = Worker(links.url)
+        worker.listener("jobs")(handled.append)
+        health = Health(worker)
+        async with health.running():
+            while not handled:
+                assert await health.get("/livez") == (200, "ok")
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.every_server
