@@ -15,6 +15,7 @@ import threading
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -27,6 +28,7 @@ except ImportError:
 import delayq
 from delayq.backoff import Backoff
 from tests.support.programs import run_python
+from tests.support.servers import free_port
 from tests.support.terminal import ROOT
 from tests.support.waiting import until
 
@@ -552,7 +554,14 @@ async def test_a_signal_stops_the_command_when_tasks_have_ended(
 ) -> None:
     log, go = tmp_path / "log", tmp_path / "go"
     await tasks.write_late.aenqueue(str(log), str(go), "done")
-    async with worker_command(url=server.url, cwd=tmp_path, until_log_has=["begun"]) as process:
+    health, metrics = (f"127.0.0.1:{port}" for port in (free_port(), free_port()))
+    options = (f"--health={health}", f"--metrics-port={metrics.rpartition(':')[2]}")
+    async with worker_command(
+        *options, url=server.url, cwd=tmp_path, until_log_has=["begun"]
+    ) as process:
+        for page in (f"{health}/livez", f"{health}/metrics", f"{metrics}/metrics"):
+            with await asyncio.to_thread(urlopen, f"http://{page}") as answer:
+                assert answer.status == 200
         process.send_signal(signal.SIGINT)
         await tasks.write.aenqueue(str(log), "later")
         go.touch()
@@ -566,6 +575,8 @@ def test_wrong_options_of_the_command_are_named(configure: Configure) -> None:
         (["--reload", "--burst"], "--reload goes with neither"),
         (["--concurrency=0"], "concurrency must be an int of at least 1"),
         (["--queue=nowhere"], "no queue 'nowhere'"),
+        (["--health=8080"], "must be HOST:PORT"),
+        (["--metrics-port=65536"], "--metrics-port must be from 1 to 65535"),
     ):
         with pytest.raises(CommandError, match=words):
             call_command("delayq_worker", *arguments)

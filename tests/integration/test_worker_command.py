@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -20,8 +19,9 @@ from redis.asyncio import Redis
 import delayq
 from delayq.cli.app import run
 from delayq.cli.output import CommandFailed
-from delayq.cli.worker.child import _metrics, find
+from delayq.cli.worker.child import find
 from delayq.cli.worker.command import send
+from delayq.integrations._exposure import exposure
 from tests.integration.test_demo import alive, descendants, linux_only
 from tests.support.reliable import depths
 from tests.support.servers import free_port
@@ -353,8 +353,8 @@ async def test_a_taken_port_is_named(server: PrivateServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         words = f"cannot serve metrics at 127.0.0.1:{port}: Address already in use"
-        with pytest.raises(CommandFailed, match=words):
-            await worker.run(lifespan=partial(_metrics, "127.0.0.1", str(port)))
+        with pytest.raises(delayq.ConfigurationError, match=words):
+            await worker.run(**exposure(metrics=("127.0.0.1", port), health=None))
 
 
 async def test_a_signal_leaves_the_exit_status_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,20 +18,16 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq.cli.output import CommandFailed, clean
 from delayq.client import URL_VARIABLE
-from delayq.worker import HealthServer
+from delayq.integrations._exposure import exposure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
+    from delayq.integrations._exposure import Exposure
 
 # How long after its deadline a process whose parent is gone is ended by force, seconds.
 _KILL_AFTER = 10.0
@@ -118,7 +114,7 @@ def main() -> int:
     parser.add_argument("report", type=int)
     parser.add_argument("--burst", action="store_true")
     parser.add_argument("--log-level", default="info")
-    parser.add_argument("--metrics", metavar="HOST:PORT")
+    parser.add_argument("--metrics", metavar="HOST:PORT", type=_host_port)
     parser.add_argument("--health", metavar="HOST:PORT")
     parser.add_argument("--url", action="store_true")
     options = parser.parse_args()
@@ -133,9 +129,8 @@ def main() -> int:
                 worker,
                 options.lifeline,
                 parent,
+                exposure(metrics=options.metrics, health=options.health),
                 burst=options.burst,
-                metrics=options.metrics,
-                health=options.health,
             )
         )
     except (CommandFailed, delayq.DelayqError) as error:
@@ -153,14 +148,18 @@ def main() -> int:
     return 0
 
 
+def _host_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
 async def _run(
     worker: delayq.Worker,
     lifeline: int,
     parent: _Report,
+    exposed: Exposure,
     *,
     burst: bool,
-    metrics: str | None,
-    health: str | None,
 ) -> None:
     loop = asyncio.get_running_loop()
 
@@ -181,37 +180,7 @@ async def _run(
 
     # A thread, because a handler may block the loop; a daemon, because it may wait forever.
     threading.Thread(target=wait_for_the_end, daemon=True, name="lifeline").start()
-    lifespan: Callable[[delayq.Worker], AbstractAsyncContextManager[object]] | None = None
-    page: Callable[[str], tuple[bytes, str]] | None = None
-    if health is not None and find_spec("prometheus_client") is not None:
-        from delayq.integrations.prometheus import exposition  # noqa: PLC0415 - an extra
-
-        lifespan, page = _collect, exposition
-    if metrics is not None:
-        lifespan = partial(_metrics, *metrics.rpartition(":")[::2])
-    server = None if health is None else HealthServer(health, metrics=page)
-    await worker.run(burst=burst, started=ready, lifespan=lifespan, health=server)
-
-
-def _collect(worker: delayq.Worker) -> AbstractAsyncContextManager[object]:
-    """Collect the metrics that the health server shows."""
-    from delayq.integrations.prometheus import Metrics  # noqa: PLC0415 - an extra
-
-    return Metrics(worker.client)
-
-
-@asynccontextmanager
-async def _metrics(host: str, port: str, worker: delayq.Worker) -> AsyncIterator[None]:
-    from delayq.integrations.prometheus import serve  # noqa: PLC0415 - an extra
-
-    async with AsyncExitStack() as stack:
-        try:
-            await stack.enter_async_context(serve(worker.client, int(port), host=host))
-        except OSError as error:
-            raise CommandFailed(
-                f"cannot serve metrics at {host}:{port}: {error.strerror or error}"
-            ) from None
-        yield
+    await worker.run(burst=burst, started=ready, **exposed)
 
 
 class _LogLines(logging.Formatter):
