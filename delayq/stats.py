@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from delayq._timer.alarm import AlarmKind
 
 
+# A worker is silent if it has not reported for so many of its intervals.
+_SILENT_AFTER = 1.5
+
+
 @dataclass(frozen=True)
 class QueueDepth:
     """The number of messages that the server has of a queue, by state.
@@ -322,3 +326,10 @@ class WorkerInfo:
     process_slots: int = 0
     interval: float = 0.0
     blocked: BlockedLoop | None = None
+
+    def silence(self, now: datetime) -> float | None:
+        """Return for how many seconds it has not reported by ``now``, if its next report is overdue
+        by the server's time; None if it is not.
+        """
+        silence = (now - self.seen_at).total_seconds()
+        return silence if silence > _SILENT_AFTER * self.interval else None

@@ -36,8 +36,6 @@ Reason = Literal[
 # The number of groups of a partition that are read, and of those that are named.
 _MOST_GROUPS = 100
 _MOST_NAMED = 3
-# A worker whose event loop is free reports at least once in its interval.
-_SILENT = 1.5
 # A blocked event loop explains why messages are late for this time after it ran again, seconds.
 _MATTERS_FOR = 60.0
 # It does so if it was blocked for this share of the time for which messages have been late.
@@ -178,14 +176,11 @@ def _blocked_loops(
 ) -> Delay | None:
     """Return which workers cannot work, if that is all of them, or which one could not lately."""
     silent = [
-        worker
-        for worker in workers
-        if (now - worker.seen_at).total_seconds() > _SILENT * worker.interval
+        (silence, worker) for worker in workers if (silence := worker.silence(now)) is not None
     ]
     if silent and len(silent) == len(workers):
-        worker = max(silent, key=lambda worker: worker.seen_at)
-        silence = span((now - worker.seen_at).total_seconds())
-        cause = f"no worker has reported for {silence}, {_process(worker)} last"
+        silence, worker = min(silent, key=lambda pair: pair[0])
+        cause = f"no worker has reported for {span(silence)}, {_process(worker)} last"
         if worker.blocked is not None:
             cause += f"; {worker.blocked.code} had blocked its event loop"
         advice = "see whether it runs, and what blocks its event loop: its log names the code"

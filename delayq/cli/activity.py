@@ -224,7 +224,7 @@ def workers(
         raise CommandFailed(f"{error}{hint}") from error
     if as_json:
         for entry in entries:
-            print_json(_worker_facts(entry))
+            print_json(_worker_facts(entry, now))
     elif entries:
         show_table(_WORKER_COLUMNS, _worker_rows(entries, now), wide=["queue", "longest"])
         for (host, pid), (*_, last) in _by_process(entries).items():
@@ -239,7 +239,7 @@ def workers(
     raise typer.Exit(0 if entries else 1)
 
 
-def _worker_facts(worker: WorkerInfo) -> dict[str, Any]:
+def _worker_facts(worker: WorkerInfo, now: datetime) -> dict[str, Any]:
     return {
         **vars(worker),
         "blocked": None
@@ -250,6 +250,7 @@ def _worker_facts(worker: WorkerInfo) -> dict[str, Any]:
         ],
         "started_at": moment_json(worker.started_at),
         "seen_at": moment_json(worker.seen_at),
+        "silent_for": worker.silence(now),
     }
 
 
@@ -270,11 +271,12 @@ def _worker_rows(workers: Sequence[WorkerInfo], now: datetime) -> Iterator[list[
     for (host, pid), clients in _by_process(workers).items():
         last = clients[-1]
         running, slots = sum(client.running for client in clients), last.process_slots
+        silence = last.silence(now)
         facts = [
             f"{host}:{pid}",
             last.version,
             ago(min(client.started_at for client in clients)),
-            f"{ago(last.seen_at)} ago",
+            f"{ago(last.seen_at)} ago" if silence is None else f"silent for {span(silence)}",
             f"{running:,} of {slots:,}" if slots else "-",
         ]
         for worker in sorted(clients, key=lambda worker: worker.queue):

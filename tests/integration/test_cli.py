@@ -1065,7 +1065,7 @@ def handling(url: str, id: str) -> Iterator[None]:  # noqa: A002
 
 
 @pytest.mark.usefixtures("_last_reports_arrive", "_workers_stay_listed")
-def test_workers_are_listed(cli: Cli) -> None:
+def test_workers_are_listed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     with handling(cli.url, "long"):
         for line in ("workers", "workers jobs"):
             status, (worker,) = cli(line)
@@ -1076,4 +1076,9 @@ def test_workers_are_listed(cli: Cli) -> None:
         assert socket.gethostname() in shown
         assert "long" in shown
         assert "a payload" not in shown
+        assert "silent" not in shown
+        assert worker["silent_for"] is None
+        monkeypatch.setattr("delayq.stats._SILENT_AFTER", 0)
+        assert "silent for 0." in cli.plain("workers")[1]
+        assert cli("workers")[1][0]["silent_for"] > 0
     assert cli.plain("workers") == (1, "no workers\n")

@@ -1382,7 +1382,7 @@ async def test_the_start_page_follows_the_last_minutes_of_each_hour(
 @reports
 @pytest.mark.usefixtures("_workers_stay_listed")
 async def test_workers_are_listed_with_their_messages(
-    server: PrivateServer, client: Client, reader: Browser
+    server: PrivateServer, client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(server.url, resync_interval=0.05) as theirs:
         queue = theirs.reliable_queue("jobs", partitions=2)
@@ -1397,6 +1397,7 @@ async def test_workers_are_listed_with_their_messages(
             for address in ("workers", "workers?kind=reliable&name=jobs"):
                 shown = await page(reader, address)
                 assert "Workers 1" in texts(shown)
+                assert "silent" not in shown
                 assert "a payload" not in shown
                 assert "<script>alert" not in shown
                 (link,) = links(shown, "message")
@@ -1406,6 +1407,8 @@ async def test_workers_are_listed_with_their_messages(
                 assert refused in texts(await page(reader, address))
             other = texts(await page(reader, "workers?kind=reliable&name=idle"))
             assert "No process works on this queue" in other
+            monkeypatch.setattr("delayq.stats._SILENT_AFTER", 0)
+            assert "silent for" in await page(reader, "workers")
         # A queue that only has workers is shown.
         assert "jobs reliable, 2 partitions empty 0 0 0 0" in texts(await page(reader, "/"))
         # Where the queue is not shown, neither are its workers.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delayq._dashboard.board import Page
 from delayq._dashboard.rows import MessageRef, Row
 from delayq._dashboard.sources import ReliableSource
+from delayq._durations import moment_us
 from delayq.admin.catalog import FoundQueue
 from delayq.admin.doctor import diagnose
 from delayq.errors import ServerRefused
@@ -79,6 +80,7 @@ class Process:
 
     host: str
     pid: int
+    now_us: int
     clients: list[tuple[ReliableSource, WorkerInfo]] = field(default_factory=list)
 
     @property
@@ -89,6 +91,11 @@ class Process:
     def last(self) -> WorkerInfo:
         """The client that has reported last."""
         return max((worker for _, worker in self.clients), key=lambda worker: worker.seen_at)
+
+    @property
+    def silence(self) -> float | None:
+        """For how many seconds it has not reported, if its next report is overdue."""
+        return self.last.silence(moment_us(self.now_us))
 
     @property
     def running(self) -> int:
@@ -121,7 +128,7 @@ async def load_workers(board: Board, request: Request) -> Mapping[str, Any]:
         else:
             for worker in workers:
                 key = worker.host, worker.pid
-                processes.setdefault(key, Process(*key)).clients.append((source, worker))
+                processes.setdefault(key, Process(*key, now)).clients.append((source, worker))
     return {
         "processes": [process for _, process in sorted(processes.items())][:_MAX_SHOWN],
         "total": len(processes),
