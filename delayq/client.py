@@ -204,9 +204,12 @@ class Client:
 
     @property
     def label(self) -> str:
-        """The server's address without user and password; ``embedded`` for a private server."""
+        """The server's address without user and password; ``embedded`` for a private server, with
+        the directory where it keeps its data, if it does.
+        """
         if self._embedded is not None:
-            return "embedded"
+            directory = self._embedded.directory
+            return "embedded" if directory is None else f"embedded:{directory}"
         return self._address.label.replace("***@", "")
 
     @property

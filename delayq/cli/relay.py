@@ -12,7 +12,7 @@ import typer
 import delayq
 from delayq.cli.options import AsJson, LogLevel, LogLevels, RequiredUrl
 from delayq.cli.output import CommandFailed, report, tell
-from delayq.cli.running import public_part, server_of, until_signalled
+from delayq.cli.running import server_of, until_signalled
 from delayq.cli.worker.child import import_attribute, log_to_stderr
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def relay(
     async def main(caught: list[int]) -> None:
         async with delayq.connect(server) as client:
             try:
-                await _relay(relay, client, public_part(server), burst=burst)
+                await _relay(relay, client, burst=burst)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if not caught or task is None:
@@ -101,12 +101,12 @@ def relay(
     )
 
 
-async def _relay(relay: Relay, client: delayq.Client, server: str, *, burst: bool) -> None:
+async def _relay(relay: Relay, client: delayq.Client, *, burst: bool) -> None:
     if burst:
         await relay.drain(client)
         return
     async with relay.running(client):
-        tell(f"relaying {relay.name} to {server}; Ctrl-C stops", prefix="")
+        tell(f"relaying {relay.name} to {client.label}; Ctrl-C stops", prefix="")
         await asyncio.Event().wait()
 
 

@@ -161,6 +161,7 @@ class Run:
                 with suppress(ServerError):
                     await queue.relay_port().partitions()
         for relay in self._registry.relays:
+            _log.info("the worker relays the outbox %s to %s", relay.name, self._client.label)
             if burst:
                 await relay.drain(self._client)
             await self._stack.enter_async_context(relay.running(self._client))

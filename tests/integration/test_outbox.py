@@ -496,10 +496,15 @@ class TestRelaying:
 
             await until(heard)
 
-    async def test_a_worker_relays_while_it_runs(
-        self, outbox: Outbox, engine: Engine, server: PrivateServer
+    async def test_a_worker_relays_while_it_runs_and_says_where_to(
+        self,
+        outbox: Outbox,
+        engine: Engine,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        worker = delayq.Worker(server.url)
+        caplog.set_level("INFO", "delayq")
+        worker = delayq.Worker(f"embedded:{tmp_path}/queues")
         seen = []
 
         @worker.listener("mails")
@@ -513,6 +518,8 @@ class TestRelaying:
             await until(lambda: bool(seen))
         assert seen == [1]
         assert await _rows_of(outbox) == []
+        line = f"the worker relays the outbox {outbox.table.name} to embedded:{tmp_path}/queues"
+        assert caplog.messages[0] == line
 
     async def test_a_worker_may_do_nothing_but_relay(
         self, outbox: Outbox, engine: Engine, server: PrivateServer, client: delayq.Client
