@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from delayq._timer.alarm import AlarmKind
 
 
-# A worker is silent if it has not reported for so many of its intervals.
+# After how many of its intervals without a report a worker counts as silent.
 _SILENT_AFTER = 1.5
 
 
@@ -33,6 +33,8 @@ class QueueDepth:
             For a delayed queue, how long the first ``delayed`` message has been due.
         paused: Whether a reliable queue is paused.
         quarantined: Unreadable records of a delayed queue; None if unknown.
+        paused_for: How long a reliable queue has been paused, seconds; None if it is not, or if
+            that is unknown, because an earlier release has paused it.
     """
 
     delayed: int
@@ -42,11 +44,14 @@ class QueueDepth:
     oldest_due_age: float
     paused: bool = False
     quarantined: int | None = 0
+    paused_for: float | None = None
 
     @classmethod
     def total(cls, parts: Sequence[QueueDepth]) -> QueueDepth:
         """Add up partitions. Their queue is paused if any of them is."""
         unknown = any(part.quarantined is None for part in parts)
+        pauses = [part.paused_for for part in parts if part.paused]
+        known = [pause for pause in pauses if pause is not None]
         return cls(
             sum(part.delayed for part in parts),
             sum(part.ready for part in parts),
@@ -55,6 +60,7 @@ class QueueDepth:
             max(part.oldest_due_age for part in parts),
             any(part.paused for part in parts),
             None if unknown else sum(part.quarantined or 0 for part in parts),
+            max(known, default=None) if len(known) == len(pauses) else None,
         )
 
 

@@ -85,7 +85,7 @@ class ReliableKeys:
     dead_messages: str
     """HASH of dead letters by id."""
     paused: str
-    """STRING that exists while the queue is paused."""
+    """STRING that exists while the queue is paused: since when, ms; "1" if that is unknown."""
     kept_slots: str
     """ZSET of cancelled messages that keep their slots, scored by the end of their leases,
     microseconds.

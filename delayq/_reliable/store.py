@@ -261,8 +261,12 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
 
     async def depth(self) -> QueueDepth:
         """Count the messages by state."""
-        delayed, ready, leased, dead, oldest_us, paused = await self.run(scripts.STATS)
-        return QueueDepth(delayed, ready, leased, dead, oldest_us / 1_000_000, paused=bool(paused))
+        delayed, ready, leased, dead, oldest_us, paused_us = await self.run(scripts.STATS)
+        return QueueDepth(
+            *(delayed, ready, leased, dead, oldest_us / 1_000_000),
+            paused=paused_us >= 0,
+            paused_for=paused_us / 1_000_000 if paused_us > 0 else None,
+        )
 
     async def slot_free_us(self) -> int | None:
         """Return when the limit of the queue may let another message run, in microseconds, if a
@@ -415,8 +419,9 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
                 after = b""
 
     async def pause(self) -> None:
-        """Stop all claims."""
-        await self.client.command("SET", self.keys.paused, "1")
+        """Stop all claims. The time of an earlier pause stays."""
+        now_us = await self.client.time_us(self.keys.paused)
+        await self.client.command("SET", self.keys.paused, now_us // 1000, "NX")
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""

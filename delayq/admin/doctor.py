@@ -419,7 +419,9 @@ async def _state(
     )
     is_late = stats.ready and stats.oldest_due_age > overdue
     if stats.paused:
-        return "wrong" if is_late else "note", f"{text}: paused", f"delayq resume {queue.argument}"
+        since = "" if stats.paused_for is None else f" for {_ago(int(stats.paused_for))}"
+        level: Level = "wrong" if is_late else "note"
+        return level, f"{text}: paused{since}", f"delayq resume {queue.argument}"
     if is_late:
         delay = await explain_delay(inspector, stats, lambda seconds: _ago(int(seconds)))
         cause = f"behind by {_ago(int(stats.oldest_due_age))}, {delay.cause}"

@@ -318,10 +318,12 @@ def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None)
     """Return the fields that a queue of this kind has in JSON."""
     figures = _identity(queue) | asdict(depth)
     figures["oldest_due_age"] = round(depth.oldest_due_age, 3)
+    if depth.paused_for is not None:
+        figures["paused_for"] = round(depth.paused_for, 3)
     if queue.kind == "reliable":
         del figures["quarantined"]
     else:
-        del figures["dead"], figures["paused"]
+        del figures["dead"], figures["paused"], figures["paused_for"]
         figures["next_due_at"] = moment_json(next_due_at)
     return figures
 
@@ -360,12 +362,17 @@ def state_of(depth: QueueDepth | str, cause: str = "") -> tuple[str, str]:
     if isinstance(depth, str):
         return "see doctor", "bold red"
     if depth.paused:
-        return "paused", "yellow"
+        return " ".join(["paused", *_pause(depth)]), "yellow"
     if is_late(depth):
         return f"{span(depth.oldest_due_age)} late", "bold red"
     if cause:
         return "failing", "bold red"
     return ("dead letters", "yellow") if depth.dead or depth.quarantined else ("ok", "green")
+
+
+def _pause(depth: QueueDepth) -> list[str]:
+    """Return for how long a queue has been paused, if that is known."""
+    return [] if depth.paused_for is None else [f"for {span(depth.paused_for)}"]
 
 
 def _lines(
@@ -391,5 +398,5 @@ def _lines(
     ]
     if cause:
         lines.append(("why", cause))
-    lines.append(("paused", "yes" if depth.paused else "no"))
+    lines.append(("paused", ", ".join(["yes", *_pause(depth)]) if depth.paused else "no"))
     return lines if settings is None else [*lines, *setting_lines(settings)]

@@ -44,7 +44,7 @@ _CAUSES_COUNT_FOR = 5.0
 _MOST_EXPLAINED = 10
 # The lines around the rows.
 _OTHER_LINES = 5
-_STATE_WIDTH = len("dead letters")
+_STATE_WIDTH = len("paused for 14 min")
 # In the place of a key: there is something new to draw.
 _UPDATED = ""
 _KEYS = {
@@ -97,8 +97,10 @@ class Line:
     @property
     def trouble(self) -> int:
         """How urgently it needs attention: 0 if it does not."""
+        if not isinstance(self.depth, str) and self.depth.paused:
+            return 2
         state, _ = self.state
-        return {"ok": 0, "dead letters": 1, "paused": 2, "see doctor": 4}.get(state, 3)
+        return {"ok": 0, "dead letters": 1, "see doctor": 4}.get(state, 3)
 
 
 _Order = tuple[str, "Callable[[Line], tuple[object, ...]]"]

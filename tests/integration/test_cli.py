@@ -471,7 +471,10 @@ def test_lists_and_counts_of_a_delayed_queue_are_shown(cli: Cli) -> None:
         assert cli(f"cancel {queue} {offered['id']}") == (1, [])
         assert cli(f"list {queue}") == (1, [])
     assert cli.plain("pause mails")[0] == 0
-    assert cli("stats mails")[1][0]["paused"] is True
+    paused, paused_for = fields(cli("stats mails")[1][0], "paused paused_for")
+    assert (paused, paused_for > 0) == (True, True)
+    for command in ("queues", "stats mails", "doctor"):
+        assert re.search(r"(yes,|paused) for [0-9.]+ s", cli.plain(command)[1])
     assert [cli.plain("resume mails")[0] for _ in range(2)] == [0, 1]
 
 

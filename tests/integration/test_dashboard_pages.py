@@ -1376,6 +1376,7 @@ async def test_the_start_page_follows_the_last_minutes_of_each_hour(
         remember(now, handled)
         shown = await page(reader, "/")
         assert f"{100 + handled} handled 0 failed ≤ " in texts(shown)
+        assert "paused for " in texts(shown)
         assert path_of(shown, "handled").count("M") == 2
 
 

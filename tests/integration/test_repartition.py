@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
+import time
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -404,12 +405,26 @@ async def test_a_move_waits_for_the_handler_of_a_cancelled_message(client: Clien
     assert sorted(await all_values(jobs)) == [1, 2]
 
 
-async def test_a_queue_that_was_paused_is_paused_after_the_move(client: Client) -> None:
+async def test_a_queue_that_was_paused_is_paused_after_the_move(
+    client: Client, server: PrivateServer
+) -> None:
     jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
     await jobs.offer(1)
     await jobs.pause()
+    a_minute_ago = f"{int(time.time()) - 60}000"
+    server.call("SET", ReliableKeys.of("jobs").paused, a_minute_ago)
     await ReliableInspector.of(client, "jobs").repartition(2)
     assert await jobs.claim() == []
+    # Since the first pause.
+    await jobs.pause()
+    paused_for = (await jobs.stats()).paused_for
+    assert paused_for is not None
+    assert paused_for >= 60
+    # As earlier releases paused it.
+    await jobs.resume()
+    server.call("SET", ReliableKeys.of("jobs").paused, "1")
+    stats = await jobs.stats()
+    assert (stats.paused, stats.paused_for) == (True, None)
     await jobs.resume()
     assert await all_values(jobs) == [1]
 

@@ -1,7 +1,7 @@
 -- hold_back: pause a partition while the queue is moved to another number of partitions, and end that.
 --
 -- Keys:
---   paused    STRING   exists while no client may take anything
+--   paused    STRING   exists while no client may take anything: since when, ms
 --   settings  HASH     see include/settings.lua
 --   wake      CHANNEL  where workers listen
 -- Arguments:
@@ -20,7 +20,8 @@
 if not is_moved_by(epoch) then return settings_changed() end
 -- Whether the user may set an end is tried before the first write; deletions are not.
 if step == 'pause' then
-  redis.call('SET', paused, '1')
+  -- The time of an earlier pause stays.
+  redis.call('SET', paused, string.format('%.0f', math.floor(now_us() / 1000)), 'NX')
   -- No batch begins meanwhile: see join_batch.lua.
   redis.call('HSET', settings, 'draining', '1')
   return 1
