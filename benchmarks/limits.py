@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 
 from benchmarks import peers
+from benchmarks._peer_list import PEERS
 from benchmarks._peers.limits.adapter import Batch, Task
 from benchmarks._report import Table, machine
 from benchmarks.peers import NotRun, last_words, program
@@ -354,7 +355,7 @@ class Bench:
 
 def install(contender: Contender, cache: Path) -> list[str]:
     """Install a contender unless it is installed. Return the command that starts its program."""
-    (peer,) = (peer for peer in peers.PEERS if peer.name == contender.peer)
+    (peer,) = (peer for peer in PEERS if peer.name == contender.peer)
     *command, _ = peers.install(peer, cache)
     if peer.kind == "node":
         return [*command, str(peers.PROGRAMS / "limits" / contender.module)]
@@ -456,7 +457,7 @@ def main() -> None:
         bench = Bench(server, redis, Path(folder), options.quick)
         for contender in choose(options.peers):
             figures = Figures()
-            version = next(peer.version for peer in peers.PEERS if peer.name == contender.peer)
+            version = next(peer.version for peer in PEERS if peer.name == contender.peer)
             try:
                 bench.measure(contender, install(contender, options.cache), figures)
             except NotRun as error:

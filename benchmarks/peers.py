@@ -6,7 +6,9 @@ npm or Maven; one that cannot be installed is named, and the others are measured
 handles the same messages of 100 bytes through one small program (``benchmarks/_peers``): one
 process offers, one worker has a handler that only notes the time, and one private server listens on
 loopback. Runs are interleaved: in each run every library has its turn, with its default settings
-and, where there are better ones, with the best that it allows. The medians over the runs are shown.
+and, where there are better ones, with the best that it allows. The medians over the runs are shown,
+and a line for each figure in which another library is ahead of delayq.
+
 ``benchmarks/README.md`` explains each figure.
 """
 
@@ -26,12 +28,15 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
 
-from benchmarks._report import BLUE, SKY, Table, machine, plotter, save
+from benchmarks._peer_list import PEERS, Peer
+from benchmarks._peers_report import ahead, draw, tell
+from benchmarks._report import machine, plotter
 from tests.support.servers import PrivateServer, find_kinds
 
 if TYPE_CHECKING:
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "_peers"
-REDIS = "redis[hiredis]==8.1.0"
 
 WARM_UP = 200
 # Messages per second in the test of lateness.
@@ -58,168 +62,13 @@ class NotRun(Exception):
     """Raised when a peer cannot be measured; the text says why."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A row of the table.
-
-    Attributes:
-        name: The name that is shown, and used in ``--peers``.
-        version: The version that is installed.
-        needs: Packages for pip, npm or Maven; empty if everything is installed already.
-        module: The program in ``_peers``.
-        bulk: How "many" are offered: the peer's bulk call, or the closest equivalent.
-        due: How many due messages it handles in a second or two: with default settings, and with
-            the best.
-        best: The best settings; empty if the defaults are the best.
-        slow: Whether its default lateness is up to a minute, so that it is measured in the first
-            run only.
-    """
-
-    name: str
-    version: str
-    needs: tuple[str, ...]
-    module: str
-    bulk: str
-    due: tuple[int, int]
-    best: str = ""
-    slow: bool = False
-    kind: str = "python"
-
-
-PEERS = (
-    Peer("delayq DelayedQueue", "", (), "delayq_delayed", "offer_many", (50_000, 0)),
-    Peer("delayq ReliableQueue", "", (), "delayq_reliable", "offer_many", (15_000, 0)),
-    Peer(
-        "delayq Worker", "", (), "delayq_worker", "offer_many", (30_000, 30_000), "concurrency 1000"
-    ),
-    Peer(
-        "raw redis-py",
-        "8.1.0",
-        (),
-        "raw",
-        "100 in a script",
-        (8_000, 50_000),
-        "claims 100 at a time",
-    ),
-    Peer(
-        "arq",
-        "0.28.0",
-        ("arq==0.28.0",),
-        "arq",
-        "gather",
-        (600, 4_000),
-        "poll_delay 0.01, max_jobs 1000, keep_result 0",
-    ),
-    Peer(
-        "SAQ",
-        "0.26.4",
-        ("saq[redis,hiredis]==0.26.4", "typing_extensions"),
-        "saq",
-        "gather",
-        (3_000, 3_000),
-        "concurrency 100",
-    ),
-    Peer(
-        "taskiq",
-        "0.13.0",
-        ("taskiq==0.13.0", "taskiq-redis==1.2.4", REDIS),
-        "taskiq",
-        "gather",
-        (3_000, 3_000),
-        "update_interval 1",
-        slow=True,
-    ),
-    Peer(
-        "streaq",
-        "7.2.0",
-        ("streaq==7.2.0",),
-        "streaq",
-        "enqueue_many",
-        (3_000, 3_000),
-        "concurrency 100",
-    ),
-    Peer(
-        "docket",
-        "0.27.0",
-        ("pydocket==0.27.0",),
-        "docket",
-        "add_many",
-        (100, 2_000),
-        "concurrency 50, intervals of 10 ms, execution_ttl 0",
-    ),
-    Peer(
-        "BullMQ Python",
-        "3.4.4",
-        ("bullmq==3.4.4", REDIS),
-        "bullmq",
-        "addBulk",
-        (3_000, 4_000),
-        "concurrency 100",
-    ),
-    Peer(
-        "Dramatiq",
-        "2.2.1",
-        ("dramatiq[redis]==2.2.1", REDIS),
-        "dramatiq",
-        "none",
-        (3_000, 4_000),
-        "timeout 10, 4 threads",
-    ),
-    Peer(
-        "Celery",
-        "5.7.0",
-        ("celery[redis]==5.7.0", REDIS),
-        "celery",
-        "none",
-        (2_000, 2_000),
-        "solo, no gossip, mingle, heartbeat",
-    ),
-    Peer(
-        "RQ",
-        "3.0.0",
-        ("rq==3.0.0", REDIS),
-        "rq",
-        "pipeline",
-        (400, 1_000),
-        "SimpleWorker: no process for each job",
-    ),
-    Peer(
-        "Huey",
-        "3.5.4",
-        ("huey==3.5.4", REDIS),
-        "huey",
-        "none",
-        (8_000, 8_000),
-        "2 workers, max_delay 0.01",
-    ),
-    Peer(
-        "BullMQ Node",
-        "6.7.0",
-        ("bullmq@6.7.0", "ioredis@5.11.1"),
-        "bullmq.cjs",
-        "addBulk",
-        (10_000, 20_000),
-        "concurrency 100",
-        kind="node",
-    ),
-    Peer(
-        "Redisson",
-        "4.7.0",
-        ("redisson 4.7.0",),
-        "redisson",
-        "offerAsync",
-        (5_000, 5_000),
-        "poll(100)",
-        kind="java",
-    ),
-)
-
-
 @dataclass
 class Figures:
     """The measurements of one peer with one of its settings, run by run."""
 
     one: list[float] = field(default_factory=list)
+    ten: list[float] = field(default_factory=list)
+    hundred: list[float] = field(default_factory=list)
     bulk: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
     delivered: list[float] = field(default_factory=list)
@@ -322,17 +171,18 @@ class Offerer:
     def __init__(self, process: Popen[str], log: Path) -> None:
         self._process = process
         self._log = log
-        self._answer()
+        self.is_async: bool = self._answer()["is_async"]
 
-    def offer(self, count: int, *, bulk: bool, after: float, spread: float) -> tuple[float, float]:
+    def offer(
+        self, count: int, *, after: float, spread: float, bulk: bool = False, in_flight: int = 1
+    ) -> tuple[float, float]:
         """Offer messages due over ``spread`` seconds from ``after`` seconds on.
 
         Return the duration and the first due time.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(
-            json.dumps({"count": count, "bulk": bulk, "after": after, "spread": spread}) + "\n"
-        )
+        request = {"count": count, "bulk": bulk, "in_flight": in_flight}
+        self._process.stdin.write(json.dumps(request | {"after": after, "spread": spread}) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
         return answer["seconds"], answer["first"]
@@ -405,18 +255,22 @@ class Bench:
         All messages are due in an hour or two.
         """
         single, bulk = self.scaled(1000), self.scaled(min(max(peer.due), 10_000))
-        far = {"after": 3600.0, "spread": 3600.0}
+        in_flight = {1: figures.one, 10: figures.ten, 100: figures.hundred}
         self.server.flush()
-        before = self.memory()
+        before, offered = self.memory(), 0
         with self.offerer(command) as offerer:
-            offerer.offer(WARM_UP, bulk=False, **far)
-            offerer.offer(WARM_UP, bulk=True, **far)
-            seconds_one, _ = offerer.offer(single, bulk=False, **far)
-            seconds_bulk, _ = offerer.offer(bulk, bulk=True, **far)
-        after = self.memory()
-        figures.one.append(single / seconds_one)
-        figures.bulk.append(bulk / seconds_bulk)
-        figures.memory.append((after - before) / (single + bulk + 2 * WARM_UP))
+            offer = partial(offerer.offer, after=3600.0, spread=3600.0)
+            for calls, rates in in_flight.items():
+                if calls == 1 or offerer.is_async:
+                    offer(WARM_UP, in_flight=calls)
+                    seconds, _ = offer(single, in_flight=calls)
+                    rates.append(single / seconds)
+                    offered += WARM_UP + single
+            offer(WARM_UP, bulk=True)
+            seconds, _ = offer(bulk, bulk=True)
+            figures.bulk.append(bulk / seconds)
+            offered += WARM_UP + bulk
+        figures.memory.append((self.memory() - before) / offered)
 
     def handling(
         self, peer: Peer, command: list[str], setting: str, figures: Figures, offering: Figures
@@ -452,7 +306,7 @@ class Bench:
         before = len(read_notes(notes))
         count = int(LATENESS_RATE * self.spread)
         lead = 0.5 + 1.5 * count / offers_a_second
-        _, first = offerer.offer(count, bulk=False, after=lead, spread=self.spread)
+        _, first = offerer.offer(count, after=lead, spread=self.spread)
         await_notes(notes, before + count, lead + self.spread + (65 if peer.slow else 0))
         late = sorted(at - due for at, due in read_notes(notes) if due >= first - 0.0001)
         if not late:
@@ -464,12 +318,17 @@ class Bench:
         figures.lost += max(0, count - len(late))
 
 
-def measure(
-    bench: Bench, peers: list[Peer], cache: Path, runs: int, minutes: float
-) -> tuple[dict[str, dict[str, Figures]], dict[str, str]]:
-    """Return the figures of each peer by setting, and why some peers have none or not all."""
-    figures: dict[str, dict[str, Figures]] = {}
-    reasons: dict[str, str] = {}
+@dataclass
+class Results:
+    """The figures of each peer by setting, and why some peers have none or not all."""
+
+    figures: dict[str, dict[str, Figures]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def measure(bench: Bench, peers: list[Peer], cache: Path, runs: int, minutes: float) -> Results:
+    results = Results()
+    reasons = results.reasons
     commands: dict[str, list[str]] = {}
     for peer in peers:
         try:
@@ -477,7 +336,7 @@ def measure(
         except NotRun as error:
             reasons[peer.name] = str(error)
             print(f"NOT RUN: {peer.name}: {error}", file=sys.stderr)
-        figures[peer.name] = {
+        results.figures[peer.name] = {
             setting: Figures()
             for setting in ("default", "best")
             if setting == "default" or peer.best
@@ -489,13 +348,11 @@ def measure(
             break
         for peer in (peer for peer in peers if peer.name not in reasons):
             started = time.monotonic()
-            of_peer = figures[peer.name]
+            of_peer, command = results.figures[peer.name], commands[peer.name]
             try:
-                bench.offers(peer, commands[peer.name], of_peer["default"])
+                bench.offers(peer, command, of_peer["default"])
                 for setting, of_setting in of_peer.items():
-                    bench.handling(
-                        peer, commands[peer.name], setting, of_setting, of_peer["default"]
-                    )
+                    bench.handling(peer, command, setting, of_setting, of_peer["default"])
             except NotRun as error:
                 reasons[peer.name] = f"run {run + 1}: {error}"
                 print(f"GIVEN UP: {peer.name}, {reasons[peer.name]}", file=sys.stderr)
@@ -507,125 +364,35 @@ def measure(
                 f"run {run + 1} of {runs}: {peer.name}, {time.monotonic() - started:.0f} s: {last}",
                 file=sys.stderr,
             )
-    return figures, reasons
+    return results
 
 
 # Reporting
 
 
-def figure_cell(row: dict[str, Any], setting: str, name: str, digits: int = 0) -> str:
-    value = row.get(setting, {}).get(name)
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def lateness_shown(row: dict[str, Any], setting: str) -> str:
-    if row.get(setting, {}).get("p50") is None:
-        return "-"
-    return " / ".join(figure_cell(row, setting, name, 1) for name in ("p50", "p99"))
-
-
-def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
-    rows = [row for row in rows if row["default"].get("p50") is not None][::-1]
-    figure, (left_plot, right_plot) = plt.subplots(
-        1, 2, figsize=(9.4, 0.42 * len(rows) + 1.7), sharey=True
-    )
-    for place, row in enumerate(rows):
-        settings = [
-            setting
-            for setting in ("default", "best")
-            if row.get(setting, {}).get("p50") is not None
-        ]
-        for at, setting in enumerate(settings):
-            height = 0.7 / len(settings)
-            y = place + (height / 2 - at * height if len(settings) == 2 else 0)
-            colour = SKY if setting == "default" and len(settings) == 2 else BLUE
-            left_plot.barh(y, row[setting]["delivered"], height=height * 0.9, color=colour)
-            p50, p99 = (max(row[setting][name], 0.05) for name in ("p50", "p99"))
-            right_plot.plot(
-                [p50, max(p99, p50 * 1.05)],
-                [y, y],
-                color=colour,
-                linewidth=4.5,
-                solid_capstyle="butt",
-            )
-            if row[setting]["early"]:
-                right_plot.text(
-                    max(p99, p50) * 1.3, y, "some early", fontsize=7, va="center", color="#555555"
-                )
-    left_plot.set_yticks(range(len(rows)), [row["peer"] for row in rows])
-    left_plot.set_xscale("log")
-    right_plot.set_xscale("log")
-    for panel in (left_plot, right_plot):
-        panel.xaxis.set_major_formatter("{x:,g}")
-        panel.grid(visible=False, axis="y")
-    left_plot.set_title("delivered per second, all due", loc="left", fontsize=9.5)
-    right_plot.set_title("lateness, ms: from p50 to p99", loc="left", fontsize=9.5)
-    figure.suptitle(
-        "Delayed messages on Redis: default settings (pale) and best settings (dark)",
-        x=0.012,
-        ha="left",
-        fontweight="bold",
-    )
-    figure.subplots_adjust(
-        left=0.19,
-        right=0.97,
-        top=1 - 0.75 / figure.get_figheight(),
-        bottom=0.65 / figure.get_figheight(),
-    )
-    save(figure, file, footer)
-
-
-COLUMNS = (
-    "peer                       ",
-    " offers/s",
-    "   bulk/s",
-    " delivered/s",
-    "     best",
-    "late p50 / p99 ms",
-    "            best",
-    " idle/s",
-    "   best",
-    " B each",
-    "remarks",
-)
-
-
-def tell(
-    table: Table, peers: list[Peer], figures: dict[str, dict[str, Figures]], reasons: dict[str, str]
-) -> None:
+def rows_of(peers: list[Peer], results: Results) -> list[dict[str, Any]]:
+    rows = []
     for peer in peers:
-        row: dict[str, Any] = {
+        figures = results.figures[peer.name]
+        remarks = []
+        if peer.name in results.reasons:
+            remarks.append(f"not run: {results.reasons[peer.name]}")
+        if early := figures["default"].early:
+            remarks.append(f"{early} early")
+        remarks += [
+            f"{of_setting.lost} lost or over a minute late ({setting})"
+            for setting, of_setting in figures.items()
+            if of_setting.lost
+        ]
+        row = {
             "peer": peer.name,
             "version": peer.version,
             "best_settings": peer.best,
             "bulk_way": peer.bulk,
+            "remarks": remarks,
         }
-        row |= {setting: of_setting.as_dict() for setting, of_setting in figures[peer.name].items()}
-        remarks = [f"NOT RUN: {reasons[peer.name]}"] if peer.name in reasons else []
-        row["remarks"] = remarks
-        for setting, of_setting in figures[peer.name].items():
-            remarks += (
-                [f"{of_setting.early} early"] if of_setting.early and setting == "default" else []
-            )
-            remarks += (
-                [f"{of_setting.lost} lost or over a minute late ({setting})"]
-                if of_setting.lost
-                else []
-            )
-        table.add(
-            row,
-            f"{peer.name} {peer.version}",
-            figure_cell(row, "default", "one"),
-            figure_cell(row, "default", "bulk"),
-            figure_cell(row, "default", "delivered"),
-            figure_cell(row, "best", "delivered"),
-            lateness_shown(row, "default").rjust(len(COLUMNS[5])),
-            lateness_shown(row, "best").rjust(len(COLUMNS[6])),
-            figure_cell(row, "default", "idle", 1),
-            figure_cell(row, "best", "idle", 1),
-            figure_cell(row, "default", "memory"),
-            "; ".join(remarks),
-        )
+        rows.append(row | {name: of.as_dict() for name, of in figures.items()})
+    return rows
 
 
 def choose(names: str | None) -> list[Peer]:
@@ -705,28 +472,30 @@ def main() -> None:
         bench = Bench(
             server, redis, Path(folder), options.quick, 2.0 if options.quick else options.spread
         )
-        figures, reasons = measure(bench, peers, options.cache, runs, options.minutes)
-    done = max(
-        (len(figures_of_setting["default"].one) for figures_of_setting in figures.values()),
-        default=0,
-    )
+        results = measure(bench, peers, options.cache, runs, options.minutes)
+    done = max((len(of_peer["default"].one) for of_peer in results.figures.values()), default=0)
     about = {
         "machine": f"{environment}; load before: {load:.2f}",
         "measured": (
             f"messages of 100 bytes; medians of {done} interleaved runs; lateness: {LATENESS_RATE}"
-            f" messages per second for {options.spread:g} s"
+            f" messages per second for {bench.spread:g} s"
         ),
     }
-    table = Table(about, COLUMNS, as_json=options.json == "-")
-    tell(table, peers, figures, reasons)
-    table.end()
+    rows = rows_of(peers, results)
+    lines = ahead(rows)
+    found = about | {"rows": rows, "ahead_of_delayq": lines}
+    if options.json == "-":
+        print(json.dumps(found, indent=1))
+    else:
+        remarks = [f"{row['peer']}: {remark}" for row in rows for remark in row["remarks"]]
+        tell(about, rows, [*lines, *remarks])
     if options.json not in (None, "-"):
-        Path(options.json).write_text(json.dumps(about | {"rows": table.rows}, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
     if plt:
         draw(
             plt,
             options.plot,
-            table.rows,
+            rows,
             f"{about['machine']}. Medians of {done} interleaved runs.",
         )
 

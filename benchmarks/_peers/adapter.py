@@ -10,6 +10,7 @@ when it was called and when each message was due.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import signal
@@ -35,7 +36,8 @@ class Payload(TypedDict):
 class Offers:
     """The offers of a peer: ``offer_one`` takes a due time (Unix seconds), ``offer_many`` several.
 
-    Both may return an awaitable.
+    Both may return an awaitable. If ``offer_one`` is a coroutine function, several of its calls
+    may be in flight at once.
     """
 
     def __init__(
@@ -96,16 +98,18 @@ async def _answer(offers: Offers, request: dict[str, Any]) -> dict[str, Any]:
     first = time.time() + request["after"]
     # Spread evenly, in random order.
     dues = [first + spread * (0.6180339887 * place % 1) for place in range(count)]
-    offer_many = offers.offer_many if request["bulk"] else None
+    offer_many, in_flight = offers.offer_many, request["in_flight"]
     started = time.perf_counter()
-    if offer_many is None:
-        for due in dues:
-            done = offers.offer_one(due)
-            if done is not None:
-                await done
-    else:
+    if offer_many is not None and request["bulk"]:
         for at in range(0, count, BULK):
             done = offer_many(dues[at : at + BULK])
+            if done is not None:
+                await done
+    elif in_flight > 1:
+        await gathered(offers.offer_one, dues, in_flight)
+    else:
+        for due in dues:
+            done = offers.offer_one(due)
             if done is not None:
                 await done
     return {"seconds": time.perf_counter() - started, "first": first}
@@ -113,7 +117,8 @@ async def _answer(offers: Offers, request: dict[str, Any]) -> dict[str, Any]:
 
 async def _offer(opened: AbstractAsyncContextManager[Offers]) -> None:
     async with opened as offers:
-        print(json.dumps({"ready": True}), flush=True)
+        is_async = inspect.iscoroutinefunction(offers.offer_one)
+        print(json.dumps({"is_async": is_async}), flush=True)
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             print(json.dumps(await _answer(offers, json.loads(line))), flush=True)
@@ -144,7 +149,9 @@ def main(
         handle(sys.argv[2], sys.argv[3] == "best", Notes(sys.argv[4]))
 
 
-async def gathered(offer_one: Callable[[float], Any], dues: list[float]) -> None:
-    """Offer all messages, 100 at a time, which is as many as peers without a bulk call can bear."""
-    for at in range(0, len(dues), 100):
-        await asyncio.gather(*map(offer_one, dues[at : at + 100]))
+async def gathered(
+    offer_one: Callable[[float], Any], dues: list[float], in_flight: int = 100
+) -> None:
+    """Offer all messages, so many at a time: 100 is as many as peers without a bulk call bear."""
+    for at in range(0, len(dues), in_flight):
+        await asyncio.gather(*map(offer_one, dues[at : at + in_flight]))

@@ -15,9 +15,9 @@ const options = (due) => ({ delay: Math.max(1, Math.ceil((due - now()) * 1000)),
 async function offer() {
   const queue = new Queue('benchmark', { connection });
   await queue.waitUntilReady();
-  console.log('{"ready": true}');
+  console.log('{"is_async": true}');
   for await (const line of readline.createInterface({ input: process.stdin })) {
-    const { bulk, count, after, spread } = JSON.parse(line);
+    const { bulk, in_flight: inFlight, count, after, spread } = JSON.parse(line);
     const first = now() + after;
     const dues = Array.from({ length: count }, (_, place) => first + spread * ((0.6180339887 * place) % 1));
     const started = now();
@@ -26,7 +26,9 @@ async function offer() {
         await queue.addBulk(dues.slice(at, at + BULK).map((due) => ({ name: 'handle', data: payload(due), opts: options(due) })));
       }
     } else {
-      for (const due of dues) await queue.add('handle', payload(due), options(due));
+      for (let at = 0; at < count; at += inFlight) {
+        await Promise.all(dues.slice(at, at + inFlight).map((due) => queue.add('handle', payload(due), options(due))));
+      }
     }
     console.log(JSON.stringify({ seconds: now() - started, first }));
   }

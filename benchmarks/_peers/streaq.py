@@ -35,11 +35,14 @@ async def offers(url: str) -> AsyncIterator[Offers]:
         def call_of(due: float) -> Any:
             return task.enqueue(payload(due)).start(schedule=datetime.fromtimestamp(due, UTC))
 
+        async def offer_one(due: float) -> None:
+            await call_of(due)
+
         async def offer_many(dues: list[float]) -> None:
             for at in range(0, len(dues), 100):
                 await worker.enqueue_many([call_of(due) for due in dues[at : at + 100]])
 
-        yield Offers(call_of, offer_many)
+        yield Offers(offer_one, offer_many)
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:

@@ -46,7 +46,7 @@ public final class Redisson {
     }
 
     private static void offer(RDelayedQueue<String> queue) throws Exception {
-        System.out.println("{\"ready\": true}");
+        System.out.println("{\"is_async\": true}");
         var input = new BufferedReader(new InputStreamReader(System.in));
         for (var line = input.readLine(); line != null; line = input.readLine()) {
             var request = JSON.readTree(line);
@@ -56,11 +56,12 @@ public final class Redisson {
             for (var place = 0; place < count; place++) {
                 dues[place] = first + request.get("spread").asDouble() * (0.6180339887 * place % 1);
             }
+            var inFlight = request.get("bulk").asBoolean() ? BULK : request.get("in_flight").asInt();
             var started = System.nanoTime();
-            if (request.get("bulk").asBoolean()) {
-                for (var at = 0; at < count; at += BULK) {
+            if (inFlight > 1) {
+                for (var at = 0; at < count; at += inFlight) {
                     List<CompletableFuture<Void>> calls = new ArrayList<>();
-                    for (var place = at; place < Math.min(count, at + BULK); place++) {
+                    for (var place = at; place < Math.min(count, at + inFlight); place++) {
                         var due = dues[place];
                         calls.add(queue.offerAsync(payload(due), delay(due), TimeUnit.MILLISECONDS).toCompletableFuture());
                     }

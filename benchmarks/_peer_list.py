@@ -1,0 +1,170 @@
+"""The libraries that ``benchmarks.peers`` measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REDIS = "redis[hiredis]==8.1.0"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A row of the table.
+
+    Attributes:
+        name: The name that is shown, and used in ``--peers``.
+        version: The version that is installed.
+        needs: Packages for pip, npm or Maven; empty if everything is installed already.
+        module: The program in ``_peers``.
+        bulk: How "many" are offered: the peer's bulk call, or the closest equivalent.
+        due: How many due messages it handles in a second or two: with default settings, and with
+            the best.
+        best: The best settings; empty if the defaults are the best.
+        slow: Whether its default lateness is up to a minute, so that it is measured in the first
+            run only.
+    """
+
+    name: str
+    version: str
+    needs: tuple[str, ...]
+    module: str
+    bulk: str
+    due: tuple[int, int]
+    best: str = ""
+    slow: bool = False
+    kind: str = "python"
+
+
+PEERS = (
+    Peer("delayq DelayedQueue", "", (), "delayq_delayed", "offer_many", (50_000, 0)),
+    Peer("delayq ReliableQueue", "", (), "delayq_reliable", "offer_many", (15_000, 0)),
+    Peer(
+        "delayq Worker",
+        "",
+        (),
+        "delayq_worker",
+        "offer_many",
+        (30_000, 30_000),
+        "concurrency 1000",
+    ),
+    Peer(
+        "raw redis-py",
+        "8.1.0",
+        (),
+        "raw",
+        "100 in a script",
+        (8_000, 50_000),
+        "claims 100 at a time",
+    ),
+    Peer(
+        "arq",
+        "0.28.0",
+        ("arq==0.28.0",),
+        "arq",
+        "gather",
+        (600, 4_000),
+        "poll_delay 0.01, max_jobs 1000, keep_result 0",
+    ),
+    Peer(
+        "SAQ",
+        "0.26.4",
+        ("saq[redis,hiredis]==0.26.4", "typing_extensions"),
+        "saq",
+        "gather",
+        (3_000, 3_000),
+        "concurrency 100",
+    ),
+    Peer(
+        "taskiq",
+        "0.13.0",
+        ("taskiq==0.13.0", "taskiq-redis==1.2.4", REDIS),
+        "taskiq",
+        "gather",
+        (3_000, 3_000),
+        "update_interval 1",
+        slow=True,
+    ),
+    Peer(
+        "streaq",
+        "7.2.0",
+        ("streaq==7.2.0",),
+        "streaq",
+        "enqueue_many",
+        (3_000, 3_000),
+        "concurrency 100",
+    ),
+    Peer(
+        "docket",
+        "0.27.0",
+        ("pydocket==0.27.0",),
+        "docket",
+        "add_many",
+        (100, 2_000),
+        "concurrency 50, intervals of 10 ms, execution_ttl 0",
+    ),
+    Peer(
+        "BullMQ Python",
+        "3.4.4",
+        ("bullmq==3.4.4", REDIS),
+        "bullmq",
+        "addBulk",
+        (3_000, 4_000),
+        "concurrency 100",
+    ),
+    Peer(
+        "Dramatiq",
+        "2.2.1",
+        ("dramatiq[redis]==2.2.1", REDIS),
+        "dramatiq",
+        "none",
+        (3_000, 4_000),
+        "timeout 10, 4 threads",
+    ),
+    Peer(
+        "Celery",
+        "5.7.0",
+        ("celery[redis]==5.7.0", REDIS),
+        "celery",
+        "none",
+        (2_000, 2_000),
+        "solo, no gossip, mingle, heartbeat",
+    ),
+    Peer(
+        "RQ",
+        "3.0.0",
+        ("rq==3.0.0", REDIS),
+        "rq",
+        "pipeline",
+        (400, 1_000),
+        "SimpleWorker: no process for each job",
+    ),
+    Peer(
+        "Huey",
+        "3.5.4",
+        ("huey==3.5.4", REDIS),
+        "huey",
+        "none",
+        (8_000, 8_000),
+        "2 workers, max_delay 0.01",
+    ),
+    Peer(
+        "BullMQ Node",
+        "6.7.0",
+        ("bullmq@6.7.0", "ioredis@6.0.0"),
+        "bullmq.cjs",
+        "addBulk",
+        (10_000, 20_000),
+        "concurrency 100",
+        kind="node",
+    ),
+    Peer(
+        "Redisson",
+        "4.7.0",
+        ("redisson 4.7.0",),
+        "redisson",
+        "offerAsync",
+        (5_000, 5_000),
+        "poll(100)",
+        kind="java",
+    ),
+)
