@@ -1,4 +1,4 @@
-"""The libraries that ``benchmarks.peers`` measures."""
+"""The libraries that ``benchmarks.peers`` measures, and the scenarios of bullmq-bench."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Peer:
             run only.
         least_redis: The first version of Redis that it works with, if that is a new one. Valkey
             will not do then.
+        scenarios: The program in ``_peers`` for the scenarios of bullmq-bench, if there is one.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Peer:
     slow: bool = False
     kind: str = "python"
     least_redis: tuple[int, ...] = ()
+    scenarios: str = ""
 
 
 PEERS = (
@@ -49,6 +51,7 @@ PEERS = (
         "offer_many",
         (30_000, 30_000),
         "concurrency 1000",
+        scenarios="delayq_bench",
     ),
     Peer(
         "raw redis-py",
@@ -159,6 +162,7 @@ PEERS = (
         (10_000, 20_000),
         "concurrency 100",
         kind="node",
+        scenarios="bullmq_bench.cjs",
     ),
     Peer(
         "taskito",
@@ -179,6 +183,7 @@ PEERS = (
         (10_000, 10_000),
         "no events, no repeats",
         least_redis=(8, 6),
+        scenarios="chasquimq_bench",
     ),
     Peer(
         "Redisson",
@@ -190,4 +195,35 @@ PEERS = (
         "poll(100)",
         kind="java",
     ),
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario of bullmq-bench: jobs are added, or handled by a worker if it has a concurrency.
+
+    Attributes:
+        name: The name that it has there.
+        jobs: The number of jobs that are measured.
+        warm_up: The number of jobs before them.
+        bulk: How many jobs a call adds; 0 for a call for each job.
+        width: The number of objects in the data of a job.
+        depth: How deep objects are nested in each of them.
+        concurrency: How many jobs the worker handles at a time; 0 if there is no worker.
+    """
+
+    name: str
+    jobs: int
+    warm_up: int = 1000
+    bulk: int = 0
+    width: int = 1
+    depth: int = 1
+    concurrency: int = 0
+
+
+SCENARIOS = (
+    Scenario("queue-add", 1000, width=10, depth=10),
+    Scenario("queue-add-bulk", 10_000, bulk=50),
+    Scenario("worker-generic", 1000, concurrency=1),
+    Scenario("worker-concurrent", 10_000, concurrency=100),
 )

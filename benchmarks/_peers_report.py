@@ -99,16 +99,19 @@ def comparisons(
     return lines
 
 
-def ahead(rows: Sequence[Row]) -> list[str]:
+def ahead(rows: Sequence[Row], scenarios: Sequence[Row]) -> list[str]:
     """Return a line for each figure in which another library is ahead of a row of delayq.
 
     Each library has the better of its two settings in each figure.
     """
-    return comparisons(rows, FIGURES, best_of)
+    names = {name: f"{name}, jobs a second" for row in scenarios for name in row["rates"]}
+    return comparisons(rows, FIGURES, best_of) + comparisons(
+        scenarios, names, lambda row, name: row["rates"].get(name)
+    )
 
 
-def tell(about: Row, rows: Sequence[Row], lines: Sequence[str]) -> None:
-    """Print the tables of offers and of handling, and then lines."""
+def tell(about: Row, rows: Sequence[Row], scenarios: Sequence[Row], lines: Sequence[str]) -> None:
+    """Print the tables of offers, of handling and of scenarios, and then lines."""
     print("\n".join(about.values()) + "\n")
     title = {"offers": "Offers a second, by one process that does nothing else:"}
     table = Table(title, OFFERS, as_json=False)
@@ -131,9 +134,23 @@ def tell(about: Row, rows: Sequence[Row], lines: Sequence[str]) -> None:
             shown(row, "best", "idle", 1),
             row["best_settings"],
         )
+    if scenarios:
+        tell_scenarios(scenarios)
     print()
     for line in lines:
         print(line)
+
+
+def tell_scenarios(scenarios: Sequence[Row]) -> None:
+    print()
+    names = list(scenarios[0]["rates"])
+    columns = [f" {name}".rjust(10) for name in names]
+    title = "Scenarios of bullmq-bench, jobs a second, with the warm-up left out, and counted in:"
+    table = Table({"scenarios": title}, (LIBRARY, *columns), as_json=False)
+    for row in scenarios:
+        table.add(row, row["peer"], *(f"{row['rates'][name]:,.0f}" for name in names))
+        counted = (f"{row['with_warm_up'][name]:,.0f}" for name in names)
+        table.add(row, "  as bullmq-bench counts", *counted)
 
 
 def draw(plt: Any, file: str, rows: Sequence[Row], footer: str) -> None:

@@ -9,7 +9,7 @@ loopback. Runs are interleaved: in each run every library has its turn, with its
 and, where there are better ones, with the best that it allows. The medians over the runs are shown,
 and a line for each figure in which another library is ahead of delayq.
 
-``benchmarks/README.md`` explains each figure.
+The scenarios of bullmq-bench follow. ``benchmarks/README.md`` explains each figure.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
 
-from benchmarks._peer_list import PEERS, Peer
+from benchmarks._peer_list import PEERS, SCENARIOS, Peer, Scenario
 from benchmarks._peers_report import ahead, draw, tell
 from benchmarks._report import machine, plotter
 from tests.support.servers import Kind, PrivateServer, find_kinds
@@ -53,6 +53,7 @@ IDLE_SECONDS = 2.0
 SETTLE_SECONDS = 1.0
 # A worker that handles nothing for this long is given up.
 STALL_SECONDS = 12.0
+SCENARIO_SECONDS = 120.0
 # Messages that arrive more than this before their due time are early. Smaller differences come from
 # delays in whole milliseconds.
 EARLY_SECONDS = 0.002
@@ -317,6 +318,26 @@ class Bench:
         figures.early += sum(seconds < -EARLY_SECONDS for seconds in late)
         figures.lost += max(0, count - len(late))
 
+    def scenario(self, peer: Peer, command: list[str], scenario: Scenario) -> float:
+        """Run a scenario of bullmq-bench, and return its duration without the warm-up, seconds."""
+        scaled = replace(
+            scenario, jobs=self.scaled(scenario.jobs), warm_up=self.scaled(scenario.warm_up)
+        )
+        module = str(PROGRAMS / peer.scenarios)
+        if peer.kind == "python":
+            module = f"benchmarks._peers.{peer.scenarios}"
+        self.server.flush()
+        with program(
+            [*command[:-1], module, self.server.url, json.dumps(asdict(scaled))],
+            self.folder / "scenario",
+        ) as process:
+            try:
+                return float(process.communicate(timeout=SCENARIO_SECONDS)[0])
+            except (ValueError, subprocess.TimeoutExpired) as error:
+                raise NotRun(
+                    f"{scenario.name} failed: {last_words(self.folder / 'scenario')}"
+                ) from error
+
 
 def required(peer: Peer, server: dict[str, Any]) -> None:
     """Raise NotRun if the peer needs a newer server than this one."""
@@ -331,9 +352,12 @@ def required(peer: Peer, server: dict[str, Any]) -> None:
 
 @dataclass
 class Results:
-    """The figures of each peer by setting, and why some peers have none or not all."""
+    """The figures of each peer by setting, the durations of its scenarios, run by run, and why some
+    peers have none or not all.
+    """
 
     figures: dict[str, dict[str, Figures]] = field(default_factory=dict)
+    scenarios: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -353,6 +377,8 @@ def measure(bench: Bench, peers: list[Peer], cache: Path, runs: int, minutes: fl
             for setting in ("default", "best")
             if setting == "default" or peer.best
         }
+        if peer.scenarios:
+            results.scenarios[peer.name] = {scenario.name: [] for scenario in SCENARIOS}
     deadline = time.monotonic() + minutes * 60
     for run in range(runs):
         if time.monotonic() > deadline:
@@ -365,6 +391,9 @@ def measure(bench: Bench, peers: list[Peer], cache: Path, runs: int, minutes: fl
                 bench.offers(peer, command, of_peer["default"])
                 for setting, of_setting in of_peer.items():
                     bench.handling(peer, command, setting, of_setting, of_peer["default"])
+                for scenario in SCENARIOS if peer.scenarios else ():
+                    seconds = bench.scenario(peer, command, scenario)
+                    results.scenarios[peer.name][scenario.name].append(seconds)
             except NotRun as error:
                 reasons[peer.name] = f"run {run + 1}: {error}"
                 print(f"GIVEN UP: {peer.name}, {reasons[peer.name]}", file=sys.stderr)
@@ -404,6 +433,25 @@ def rows_of(peers: list[Peer], results: Results) -> list[dict[str, Any]]:
             "remarks": remarks,
         }
         rows.append(row | {name: of.as_dict() for name, of in figures.items()})
+    return rows
+
+
+def scenario_rows(bench: Bench, results: Results) -> list[dict[str, Any]]:
+    """Return jobs a second, also with all jobs over the time of those after the warm-up, as
+    bullmq-bench counts.
+    """
+    rows = []
+    for name, durations in results.scenarios.items():
+        if not all(durations.values()):
+            continue
+        seconds = {each: statistics.median(runs) for each, runs in durations.items()}
+        jobs = {each.name: bench.scaled(each.jobs) for each in SCENARIOS}
+        rates = {each: jobs[each] / seconds[each] for each in seconds}
+        counted = {
+            each.name: rates[each.name] * (1 + bench.scaled(each.warm_up) / jobs[each.name])
+            for each in SCENARIOS
+        }
+        rows.append({"peer": name, "rates": rates, "with_warm_up": counted, "seconds": durations})
     return rows
 
 
@@ -513,14 +561,14 @@ def main() -> None:
             f" messages per second for {bench.spread:g} s"
         ),
     }
-    rows = rows_of(peers, results)
-    lines = ahead(rows)
-    found = about | {"rows": rows, "ahead_of_delayq": lines}
+    rows, scenarios = rows_of(peers, results), scenario_rows(bench, results)
+    lines = ahead(rows, scenarios)
+    found = about | {"rows": rows, "scenarios": scenarios, "ahead_of_delayq": lines}
     if options.json == "-":
         print(json.dumps(found, indent=1))
     else:
         remarks = [f"{row['peer']}: {remark}" for row in rows for remark in row["remarks"]]
-        tell(about, rows, [*lines, *remarks])
+        tell(about, rows, scenarios, [*lines, *remarks])
     if options.json not in (None, "-"):
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
     if plt:
