@@ -293,6 +293,13 @@ class RedisClient:
         """Return the figures of the cluster, by name. Raises as :meth:`everywhere` does."""
         return read_info((await self.everywhere("CLUSTER", "INFO"))[0])
 
+    async def has_config(self) -> bool:
+        """Tell whether the user may run CONFIG, which few services and rights include."""
+        try:
+            return bool(await self.anywhere("CONFIG", "GET", "maxmemory-policy"))
+        except ServerRefused:
+            return False
+
     async def user(self) -> str:
         """Return the name of the user. Raises as :meth:`anywhere` does."""
         name: bytes = await self.anywhere("ACL", "WHOAMI")

@@ -41,6 +41,12 @@ class Durability(NamedTuple):
         """The command behind a script, which answers when, or how far, earlier writes are safe."""
         return ("WAIT", self.replicas, WITHIN_MS) if self.replicas else ("WAITAOF", 1, 0, WITHIN_MS)
 
+    @property
+    def probe(self) -> tuple[str | int, ...]:
+        """A command that the server refuses if it cannot do that, and that waits for nothing."""
+        # WAIT for zero replicas answers at once.
+        return ("WAIT", 0, 1) if self.replicas else ("WAITAOF", 1, 0, 1)
+
     def failure(self, answer: Any) -> str:
         """Return why earlier writes are not safe, according to that answer; empty if they are."""
         if isinstance(answer, BaseException):

@@ -204,6 +204,4 @@ class WaitingServer:
 
     async def check_supported(self, key: str) -> None:
         """Raise ServerRefused, before anything is written, if the server cannot do that."""
-        # WAIT for zero replicas answers at once.
-        ask = ("WAIT", 0, 1) if self._durability.replicas else ("WAITAOF", 1, 0, 1)
-        await self._server.command(*ask, key=key)
+        await self._server.command(*self._durability.probe, key=key)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from delayq._redis.durability import Durability
 from delayq._redis.rights import missing_rights
 from delayq._redis.slots import SLOTS
 from delayq._redisson.keys import DelayedKeys
@@ -36,9 +37,11 @@ _MEMORY_SHORT = 0.9
 # The queue name for checking the user's rights if there is no queue: any name will do.
 _ABSENT_QUEUE = "delayq-doctor"
 _AFTER_EVICTION = (
-    "CONFIG SET maxmemory-policy noeviction, and start a worker, which puts back what waits; offer"
+    "set maxmemory-policy to noeviction, and start a worker, which puts back what waits; offer"
     " again what has lost its content"
 )
+# The levels of durability beyond the default.
+_DURABILITIES = {'"replicas:N"': Durability(replicas=1), '"fsync"': Durability(replicas=0)}
 # The number of processes that are named.
 _NAMED = 3
 
@@ -83,6 +86,7 @@ async def diagnose(
         yield finding
     if cluster := await _cluster(client):
         yield cluster
+    yield await _durability(client)
     yield await _clock(client)
     if queues is None:
         queues = ()
@@ -111,18 +115,29 @@ async def _servers(client: Client) -> AsyncIterator[Finding]:
         infos = await client.session.server.info()
     except ServerRefused:
         infos = [{}]
+    has_config = await client.session.server.has_config()
     for info in infos:
-        for finding in _of_server(info):
+        for finding in _of_server(info, has_config):
             yield finding
 
 
-def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
+def _of_server(info: Mapping[str, str], has_config: bool) -> Iterator[Finding]:
     if not info:
         advice = "to have the server checked: ACL SETUSER name +info"
         yield Finding("note", "server", "this user may not run INFO", advice)
         return
-    for check in (_version, _role, _persistence, _memory):
-        yield check(info)
+    yield from (_version(info), _role(info))
+    yield from (_persistence(info, has_config), _memory(info, has_config))
+
+
+def _to_set(name: str, value: str, has_config: bool) -> str:
+    """Return the advice to change a setting of the server."""
+    if has_config:
+        return f"CONFIG SET {name} {value}, and set it in the server's configuration file as well"
+    return (
+        f"set {name} to {value} where the server is configured, such as the console of a managed"
+        " service: this user may not run CONFIG"
+    )
 
 
 def _version(info: Mapping[str, str]) -> Finding:
@@ -146,10 +161,13 @@ def _role(info: Mapping[str, str]) -> Finding:
     return Finding("ok", "role", f"a master, with {_count(int(replicas), 'replica')}")
 
 
-def _persistence(info: Mapping[str, str]) -> Finding:
+def _persistence(info: Mapping[str, str], has_config: bool = True) -> Finding:
     check = "persistence"
     if info.get("loading", "0") != "0":
         return Finding("wrong", check, "still loading its data", "wait until it has finished")
+    if "aof_enabled" not in info:
+        advice = "look for it in the documentation or the console of the service"
+        return Finding("note", check, "the server does not tell how it keeps its data", advice)
     status, write = "rdb_last_bgsave_status", "snapshot"
     if has_log := info.get("aof_enabled", "0") == "1":
         status, write = "aof_last_write_status", "write to the append-only file"
@@ -164,23 +182,23 @@ def _persistence(info: Mapping[str, str]) -> Finding:
         check,
         "no append-only file: a crash loses all changes since the last snapshot, currently"
         f" {_count(changes, 'change')}",
-        "CONFIG SET appendonly yes, and set it in the server's configuration file as well",
+        _to_set("appendonly", "yes", has_config),
     )
 
 
-def _memory(info: Mapping[str, str]) -> Finding:
+def _memory(info: Mapping[str, str], has_config: bool = True) -> Finding:
     in_use, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    policy = info.get("maxmemory_policy", "noeviction")
+    policy = info.get("maxmemory_policy", "maxmemory-policy unknown")
     text = (
         f"{_bytes(in_use)} used"
         + (f" of {_bytes(limit)}" if limit else ", no limit")
         + f", {policy}"
     )
+    if "maxmemory_policy" not in info:
+        advice = _to_set("maxmemory-policy", "noeviction", has_config)
+        return Finding("note", "memory", text, advice)
     if policy != "noeviction":
-        advice = (
-            "CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file"
-            " as well"
-        )
+        advice = _to_set("maxmemory-policy", "noeviction", has_config)
         if limit:
             text += ": the server drops messages when memory is short"
             return Finding("wrong", "memory", text, advice)
@@ -212,6 +230,19 @@ async def _cluster(client: Client) -> Finding | None:
         advice = "find the missing servers: redis-cli --cluster check host:port"
         return Finding("wrong", "cluster", text, advice)
     return Finding("ok", "cluster", text)
+
+
+async def _durability(client: Client) -> Finding:
+    """Return how safe offers can be on this server, and why not safer."""
+    possible, refused = ['"memory"'], ""
+    for name, durability in _DURABILITIES.items():
+        try:
+            await client.session.server.anywhere(*durability.probe)
+        except ServerRefused as error:
+            refused += f"; not {name}: {error}"
+        else:
+            possible.append(name)
+    return Finding("ok", "durability", f"possible for offers: {', '.join(possible)}{refused}")
 
 
 async def _clock(client: Client) -> Finding:
@@ -248,16 +279,13 @@ async def _rights(
     client: Client, queues: Sequence[FoundQueue], role: Role | None
 ) -> AsyncIterator[Finding]:
     server = client.session.server
-    try:
-        user = await server.user()
-    except ServerRefused:
-        user = "?"
     fulfilled: list[str] = []
     lacks: dict[str, str] = {}
     # One queue of each kind represents all. No user has rules for names that rules cannot have.
     samples = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
     samples = samples or {"reliable": FoundQueue("reliable", _ABSENT_QUEUE)}
     try:
+        user = await server.user()
         for candidate in ROLES if role is None else (role,):
             if missing := [
                 right
@@ -267,13 +295,13 @@ async def _rights(
                 lacks[candidate] = ", ".join(dict.fromkeys(missing))
             else:
                 fulfilled.append(candidate)
-    except ServerRefused:
+    except ServerRefused as error:
         # ACL DRYRUN needs Redis 7, and the right to call it.
         yield Finding(
             "note",
             "rights",
-            f"cannot check the rights of user {user!r} in advance; refusals below show which rights"
-            " are missing",
+            f"cannot check the rights of this user in advance: {error}",
+            "look for refusals below, and in the logs of producers and workers",
         )
         return
     arguments = " ".join(queue.argument for queue in samples.values())

@@ -352,8 +352,7 @@ def _warn_of_policy(infos: Iterable[Mapping[str, str]]) -> None:
     for policy in {info.get("maxmemory_policy", "noeviction") for info in infos} - {"noeviction"}:
         _log.warning(
             "the server may drop messages when its memory is short: its maxmemory-policy is %s. Set"
-            " it to noeviction: CONFIG SET maxmemory-policy noeviction, and in its configuration"
-            " file",
+            " it to noeviction, in its configuration file or in the console of a managed service",
             policy,
         )
 

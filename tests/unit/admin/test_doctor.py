@@ -18,8 +18,10 @@ def test_the_doctor_judges_the_figures_of_a_server_and_gives_advice() -> None:
         (doctor._persistence, "aof_enabled=0", "note"),
         (doctor._persistence, "aof_enabled=0 rdb_last_bgsave_status=err", "wrong"),
         (doctor._persistence, "loading=1", "wrong"),
-        (doctor._memory, "used_memory=5000000 maxmemory=0", "ok"),
-        (doctor._memory, "used_memory=95 maxmemory=100", "wrong"),
+        (doctor._persistence, "role=master", "note"),
+        (doctor._memory, "used_memory=50 maxmemory=0 maxmemory_policy=noeviction", "ok"),
+        (doctor._memory, "used_memory=95 maxmemory=100 maxmemory_policy=noeviction", "wrong"),
+        (doctor._memory, "used_memory=95 maxmemory=100", "note"),
         (doctor._memory, "maxmemory=100 maxmemory_policy=volatile-lru", "wrong"),
         (doctor._memory, "maxmemory=0 maxmemory_policy=allkeys-lru", "note"),
     ):
