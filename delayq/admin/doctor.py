@@ -452,12 +452,12 @@ async def _state(
         return level, f"{text}: paused{since}", f"delayq resume {queue.argument}"
     if is_late:
         delay = await explain_delay(inspector, stats, lambda seconds: _ago(int(seconds)))
-        cause = f"behind by {_ago(int(stats.oldest_due_age))}, {delay.cause}"
+        cause = f"{_ago(int(stats.oldest_due_age))} late: {delay.cause}"
         advice = delay.advice.replace("QUEUE", queue.argument)
         return "wrong" if delay.is_wrong else "note", f"{text}: {cause}", advice
     if (stats.ready or stats.delayed) and not stats.leased and not await _has_workers(inspector):
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
-        return "note", f"{text}: no process works on it", advice
+        return "note", f"{text}: no worker listens", advice
     if stats.dead:
         return "note", text, f"delayq dead list {queue.argument}"
     return "ok", text, ""

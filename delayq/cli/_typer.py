@@ -50,8 +50,21 @@ def delayed_names(context: typer.Context, incomplete: str) -> list[str]:
     return _names(context, incomplete, ("delayed",))
 
 
+def url_before(context: typer.Context) -> str | None:
+    """Return the address that was given before the command, the nearest to it if there are several:
+    ``delayq --url URL queues``, ``delayq dead --url URL list mails``.
+    """
+    outer = context.parent
+    while outer is not None:
+        url: str | None = outer.params.get("url")
+        if url:
+            return url
+        outer = outer.parent
+    return None
+
+
 def _names(context: typer.Context, incomplete: str, kinds: tuple[QueueKind, ...]) -> list[str]:
-    option = context.params.get("url") or context.find_root().params.get("url")
+    option = context.params.get("url") or url_before(context)
     url = option or os.environ.get(URL_VARIABLE)
     if not url or url.startswith("embedded:"):
         return []

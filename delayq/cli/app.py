@@ -21,6 +21,7 @@ from delayq.cli.demo.command import demo
 from delayq.cli.follow import follow
 from delayq.cli.groups import groups
 from delayq.cli.migrate import migrate
+from delayq.cli.options import UrlBefore
 from delayq.cli.output import CommandFailed, tell
 from delayq.cli.relay import relay
 from delayq.cli.schedules import schedules, unschedule
@@ -85,10 +86,7 @@ def delayq(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version of delayq and exit.")
     ] = False,
-    url: Annotated[  # noqa: ARG001 - read by the commands
-        str | None,
-        typer.Option("--url", metavar="URL", help="The server; also after the command."),
-    ] = None,
+    url: UrlBefore = None,  # noqa: ARG001 - read by the commands
 ) -> None:
     """Inspect and manage delayq's queues on a Redis or Valkey server.
 

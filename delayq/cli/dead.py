@@ -21,6 +21,7 @@ from delayq.cli.options import (
     ReliableOnly,
     Target,
     Url,
+    UrlBefore,
     Yes,
     duration,
 )
@@ -50,9 +51,7 @@ if TYPE_CHECKING:
     from delayq.admin.letters import LetterGroup
     from delayq.codecs import Codec
 
-dead: typer.Typer = typer.Typer(
-    cls=HelpfulGroup, help="List, redrive or purge the dead letters of a reliable queue."
-)
+dead: typer.Typer = typer.Typer(cls=HelpfulGroup)
 
 _HAVE_LETTERS = "have dead letters"
 # Seconds. More than the age of any letter, but still within the range of dates.
@@ -115,6 +114,14 @@ class _Choice:
             return LetterQuery(self.error, self.reason)
         latest = await clock(client) - timedelta(seconds=self.older_than)
         return LetterQuery(self.error, self.reason, latest)
+
+
+@dead.callback()
+def of_dead_letters(url: UrlBefore = None) -> None:
+    """List, redrive or purge the dead letters of a reliable queue.
+
+    Example: `delayq dead list mails`
+    """
 
 
 @dead.command("list")

@@ -18,6 +18,7 @@ from delayq.cli.options import (
     MaxRows,
     ReliableOnly,
     Url,
+    UrlBefore,
     limit_of,
     limit_text,
 )
@@ -41,12 +42,18 @@ if TYPE_CHECKING:
     from delayq import Client, QueueSettings
     from delayq._reliable.groups import Group
 
-groups: typer.Typer = typer.Typer(
-    cls=HelpfulGroup, help="List, limit, pause or resume the groups of a reliable queue's messages."
-)
+groups: typer.Typer = typer.Typer(cls=HelpfulGroup)
 
 _DOING = "have groups"
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group.")]
+
+
+@groups.callback()
+def of_groups(url: UrlBefore = None) -> None:
+    """List, limit, pause or resume the groups of a reliable queue's messages.
+
+    Example: `delayq groups list mails`
+    """
 
 
 @groups.command("list")

@@ -19,7 +19,7 @@ from delayq.admin.delayed import DelayedInspector
 from delayq.admin.payloads import KEYS_VARIABLE, PayloadCipher
 from delayq.admin.reliable import ReliableInspector
 from delayq.admin.wording import describe_limit, read_duration, read_limit
-from delayq.cli._typer import delayed_names, queue_names, reliable_names
+from delayq.cli._typer import delayed_names, queue_names, reliable_names, url_before
 from delayq.cli.output import CommandFailed, NoQueue, span
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
 
 
 def _or_given_first(context: typer.Context, value: str | None) -> str | None:
-    """Return the address before the command if none comes after it: ``delayq --url URL queues``."""
+    """Return the address before the command if none comes after it."""
     source: Any = context.get_parameter_source("url")
     if source is not None and source.name == "COMMANDLINE":
         return value
-    first_url: str | None = context.find_root().params.get("url")
-    return first_url or value
+    return url_before(context) or value
 
 
 _URL: dict[str, Any] = {"metavar": "URL", "callback": _or_given_first}
@@ -49,6 +48,10 @@ Url = Annotated[
     typer.Option(
         "--url", envvar=URL_VARIABLE, help="The server. Defaults to a private one.", **_URL
     ),
+]
+# For `delayq` itself, and for its groups of commands.
+UrlBefore = Annotated[
+    str | None, typer.Option("--url", metavar="URL", help="The server; also after the command.")
 ]
 # For `configure`, where it matters whether the variable or the option names the server.
 UrlOrWorkers = Annotated[

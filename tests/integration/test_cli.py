@@ -106,6 +106,7 @@ def test_an_address_may_come_first(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("DELAYQ_URL", "redis://127.0.0.1:1")
     for words in (["queues"], ["dead", "list", "mails"], ["offer", "mails", "2"]):
         assert run(["--url", cli.url, *words]) == int("dead" in words)
+    assert run(["--url", "redis://127.0.0.1:1", "groups", "--url", cli.url, "list", "mails"]) == 1
     # The one after the command is the last word.
     assert run(["--url", "redis://127.0.0.1:1", "stats", "mails", "--url", cli.url]) == 0
 
