@@ -1327,6 +1327,8 @@ async def test_the_history_is_drawn_with_gaps_and_written_as_a_table(
     at = {label: float(y) for y, label in reversed(ticks[:5])}
     top = float(path_of(shown, "handled").split()[1].partition("h")[0])
     assert (at["0"] - top) / (at["0"] - at["1,000"]) == pytest.approx(0.9, abs=0.01)
+    server.call("HSET", KEYS.history, f"m{minute % 1440}", f"{minute} f=300000")
+    assert "100 % of all attempts failed." in texts(await page(reader, HISTORY))
 
 
 @reports

@@ -237,7 +237,9 @@ def _failed_share(total: Activity) -> str:
     """Return which share of the attempts failed; empty if there were none."""
     failed = total.failed + total.dead
     attempts = total.handled + failed
-    return f"{100 * failed / attempts:.2g} %" if attempts else ""
+    share = 100 * failed / attempts if attempts else 0
+    figure = f"{share:.0f}" if share >= 9.95 else f"{share:.2g}"
+    return f"{figure} %" if attempts else ""
 
 
 def _is_recorded(part: Activity) -> bool:
