@@ -215,12 +215,12 @@ class ReliableSource(ReliableInspector):
     # Lists
 
     async def page(self, state: str, offset: int, limit: int) -> Listing:
-        """Return a page of the messages in one state, or of the dead letters.
+        """Return a page of the messages in one state, or of the dead letters, newest first.
 
         The offset counts live messages: see :mod:`delayq._reliable.listing`.
         """
         if state == "dead":
-            letters = await letters_page(self.stores, offset, limit)
+            letters = await letters_page(self.stores, offset, limit, newest_first=True)
             return Listing([_letter_row(*letter) for letter in letters])
         if state == "handled":
             return await self._handled_page(offset, limit)

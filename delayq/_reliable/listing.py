@@ -84,10 +84,10 @@ async def _skip(readers: Sequence[_Reader], offset: int) -> None:
 
 
 async def letters_page(
-    stores: Sequence[ReliableStore], offset: int, limit: int
+    stores: Sequence[ReliableStore], offset: int, limit: int, *, newest_first: bool = False
 ) -> list[tuple[int, StoredLetter]]:
-    """List up to ``limit`` dead letters of all partitions, oldest first, after ``offset`` of them;
-    each with the number of its partition.
+    """List up to ``limit`` dead letters of all partitions, after ``offset`` of them; each with the
+    number of its partition.
 
     Only their names are merged. If there are several partitions, this takes time in proportion to
     ``offset``.
@@ -95,8 +95,12 @@ async def letters_page(
     if not limit:
         return []
     if len(stores) == 1:
-        return [(0, letter) for letter in await stores[0].dead_page(offset, limit)]
-    merged = _Merged([_Deaths(store, offset + limit).read for store in stores], _by_death)
+        read = stores[0].newest_dead if newest_first else stores[0].dead_page
+        return [(0, letter) for letter in await read(offset, limit)]
+    merged = _Merged(
+        [_Deaths(store, offset + limit, newest_first=newest_first).read for store in stores],
+        lambda death: (-death.died_us if newest_first else death.died_us,),
+    )
     while offset and (page := await merged.take(min(offset, _DEATHS))):
         offset -= len(page)
     deaths = await merged.take(limit)
@@ -172,20 +176,20 @@ class _Reader:
 class _Deaths:
     """Reads the names of one partition's dead letters, step by step."""
 
-    def __init__(self, store: ReliableStore, limit: int) -> None:
+    def __init__(self, store: ReliableStore, limit: int, *, newest_first: bool) -> None:
         self._store = store
         self._at = 0
         self._step = min(limit, _DEATHS)
+        self._newest_first = newest_first
 
     async def read(self) -> Sequence[Death]:
-        """Return the next ones, oldest first; none at the end."""
-        deaths = await self._store.deaths(self._at, self._step)
+        """Return the next ones; none at the end."""
+        if self._newest_first:
+            deaths = (await self._store.deaths(-self._at - self._step, self._step))[::-1]
+        else:
+            deaths = await self._store.deaths(self._at, self._step)
         self._at += len(deaths)
         return deaths
-
-
-def _by_death(death: Death) -> Order:
-    return (death.died_us,)
 
 
 class _Merged(Generic[T]):
