@@ -6,12 +6,14 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard.board import Action, Note, Page, is_live
+from delayq._dashboard.causes import GROUPINGS, causes_page, check_grouping
 from delayq._dashboard.forms import UNITS, button_link, farthest, offset_of, whole_number
 from delayq._dashboard.health import SECOND
 from delayq._dashboard.pages.queue import PER_PAGE
@@ -19,20 +21,21 @@ from delayq._dashboard.rendering import link
 from delayq._dashboard.sources import ReliableSource
 from delayq._durations import moment_us
 from delayq.admin import letters
-from delayq.admin.letters import GroupBy, LetterCount, LetterQuery
+from delayq.admin.letters import LetterCount, LetterQuery
 from delayq.admin.search import Search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.responses import Response
 
     from delayq._dashboard.board import Board
+    from delayq._dashboard.causes import Causes
     from delayq._dashboard.forms import Form
     from delayq._dashboard.rows import Row
     from delayq._dashboard.sources import AnySource
-    from delayq.admin.letters import LetterGroup
+    from delayq.admin.letters import GroupBy, LetterGroup
 
 
 async def load_letters(board: Board, request: Request) -> Mapping[str, Any]:
@@ -97,7 +100,6 @@ LETTERS = Page(
 )
 
 
-GROUPINGS: tuple[GroupBy, ...] = get_args(GroupBy)
 # The bounds of a page of letters that match: the most that are examined, and the time in seconds.
 # A page opens within 300 ms.
 _MAX_EXAMINED = 10_000
@@ -105,10 +107,6 @@ _SECONDS = 0.1
 # The longest age, in seconds: a hundred years.
 _OLDEST = 100 * 365 * 86_400
 _FIELDS = ("error", "reason", "older", "unit", "by", "cause")
-CAUSES_PER_PAGE = 50
-"""How many causes a page shows."""
-COUNTING_REFRESH = 2
-"""The time until a page that counts goes on where scripts do not run, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -172,12 +170,6 @@ class CauseLine(NamedTuple):
     act: str
 
 
-def check_grouping(by: str) -> None:
-    """Raise HTTPException unless ``by`` is a way to group, or empty."""
-    if by and by not in GROUPINGS:
-        raise HTTPException(404, "Messages are grouped by error, type or reason.")
-
-
 async def _count(
     board: Board, request: Request, sources: Sequence[ReliableSource], conditions: _Filter, now: int
 ) -> list[LetterCount | str | None]:
@@ -203,19 +195,11 @@ async def _count(
 
 
 def _causes(
-    sources: Sequence[ReliableSource],
-    counts: Sequence[LetterCount | str | None],
+    counts: Iterable[tuple[ReliableSource, LetterCount | str | None]],
     conditions: _Filter,
     offset: int,
-) -> dict[str, Any]:
-    """Return the values that show the causes so far, those of the last deaths first."""
-    groups = [
-        (source, count, group)
-        for source, count in zip(sources, counts, strict=True)
-        if isinstance(count, LetterCount)
-        for group in count.newest(offset + CAUSES_PER_PAGE)
-    ]
-    groups.sort(key=lambda entry: entry[2].last, reverse=True)
+) -> Causes:
+    """Return a page of the causes so far, those of the last deaths first."""
 
     def line(source: ReliableSource, count: LetterCount, group: LetterGroup) -> CauseLine:
         # Without a cause, a form would be about all letters.
@@ -229,23 +213,7 @@ def _causes(
             act = button_link(source, texts, all="1", sure="1", until=until)
         return CauseLine(source, group, link("letters", source, None, **texts), act)
 
-    begun = [count for count in counts if isinstance(count, LetterCount)]
-    is_complete = None not in counts and all(count.is_complete for count in begun)
-    return {
-        "lines": [line(*entry) for entry in groups[offset : offset + CAUSES_PER_PAGE]],
-        "troubles": [
-            (source, count)
-            for source, count in zip(sources, counts, strict=True)
-            if isinstance(count, str)
-        ],
-        "causes": sum(count.number_of_causes for count in begun),
-        "examined": sum(count.examined for count in begun),
-        "total": sum(count.total for count in begun),
-        "is_complete": is_complete,
-        "refresh": 0 if is_complete else COUNTING_REFRESH,
-        "offset": offset,
-        "limit": CAUSES_PER_PAGE,
-    }
+    return causes_page(counts, offset, LetterCount.newest, attrgetter("last"), line)
 
 
 async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
@@ -261,7 +229,7 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
         "units": tuple(UNITS),
         "groupings": GROUPINGS,
         "rows": (),
-        "lines": None,
+        "causes": None,
         # Only the counts change by themselves.
         "is_live": False,
         "counting": None,
@@ -271,7 +239,8 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
         return values
     counts = await _count(board, request, [source], conditions, now)
     if conditions.is_grouped:
-        return values | _causes([source], counts, conditions, offset) | {"is_live": True}
+        causes = _causes(zip([source], counts, strict=True), conditions, offset)
+        return values | {"causes": causes, "refresh": causes.refresh, "is_live": True}
     if is_live(request):
         return values
     values |= await _find_matching(source, conditions, offset, now)
@@ -374,14 +343,16 @@ async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
     dying.sort(key=lambda entry: entry[0])
     dying_sources = [source for _, source in dying]
     counts = await _count(board, request, dying_sources, conditions, now)
-    values = _causes(dying_sources, counts, conditions, offset)
+    causes = _causes(zip(dying_sources, counts, strict=True), conditions, offset)
     pending = (number for (number, _), count in zip(dying, counts, strict=True) if count is None)
-    return values | {
+    return {
         "now": now,
         "chosen": conditions,
         "groupings": GROUPINGS,
-        "total": values["total"] + sum(pending),
-        "troubles": refused + values["troubles"],
+        "causes": causes._replace(
+            total=causes.total + sum(pending), troubles=[*refused, *causes.troubles]
+        ),
+        "refresh": causes.refresh,
     }
 
 

@@ -12,13 +12,8 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Page, is_live
+from delayq._dashboard.causes import GROUPINGS, causes_page, check_grouping
 from delayq._dashboard.forms import button_link, whole_number
-from delayq._dashboard.pages.dead import (
-    CAUSES_PER_PAGE,
-    COUNTING_REFRESH,
-    GROUPINGS,
-    check_grouping,
-)
 from delayq._dashboard.pages.queue import PER_PAGE, redirect_after
 from delayq._dashboard.rendering import link
 from delayq._dashboard.sources import ReliableSource
@@ -32,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from delayq._dashboard.board import Board
+    from delayq._dashboard.causes import Causes
     from delayq._dashboard.forms import Form
     from delayq._dashboard.rows import MessageRef
     from delayq.admin.letters import GroupBy
@@ -71,11 +67,10 @@ def _grouping(request: Request) -> GroupBy:
 
 async def _count(
     board: Board, request: Request, sources: Sequence[ReliableSource], by: GroupBy
-) -> dict[str, Any]:
-    """Go on with counting the failed messages of some queues. Returns the values that show the
-    causes so far, the most frequent first.
+) -> Causes:
+    """Go on with counting the failed messages of some queues. Returns a page of the causes so far,
+    the most frequent first.
     """
-    offset = whole_number(request.query_params.get("offset"))
     counts = await board.counts.go_on(
         [
             ((source.name, "retries", source.partitions, by), partial(_begin, source, by))
@@ -83,15 +78,9 @@ async def _count(
         ],
         is_live=is_live(request),
     )
-    causes = [
-        (source, *entry)
-        for source, count in zip(sources, counts, strict=True)
-        if isinstance(count, RetryCount)
-        for entry in count.causes(offset + CAUSES_PER_PAGE)
-    ]
-    causes.sort(key=lambda entry: entry[2], reverse=True)
 
-    def line(source: ReliableSource, cause: str, failed: int) -> RetryLine:
+    def line(source: ReliableSource, _: RetryCount, group: tuple[str, int]) -> RetryLine:
+        cause, failed = group
         if cause in ("", OTHER_CAUSES):
             return RetryLine(source, cause, failed, "", "")
         address = link("retries", source, None, by=by, cause=cause)
@@ -99,22 +88,16 @@ async def _count(
             source, cause, failed, address, button_link(source, {"by": by, "cause": cause})
         )
 
-    begun = [count for count in counts if isinstance(count, RetryCount)]
-    is_complete = None not in counts and all(count.is_complete for count in begun)
+    offset = whole_number(request.query_params.get("offset"))
+    pairs = zip(sources, counts, strict=True)
+    return causes_page(pairs, offset, RetryCount.causes, lambda group: group[1], line)
+
+
+def _values(causes: Causes, by: GroupBy) -> dict[str, Any]:
     return {
-        "troubles": [
-            (source, count)
-            for source, count in zip(sources, counts, strict=True)
-            if isinstance(count, str)
-        ],
-        "total": sum(count.total for count in begun),
-        "examined": sum(count.examined for count in begun),
-        "is_complete": is_complete,
-        "refresh": 0 if is_complete else COUNTING_REFRESH,
-        "causes": sum(count.number_of_causes for count in begun),
-        "lines": [line(*entry) for entry in causes[offset : offset + CAUSES_PER_PAGE]],
-        "offset": offset,
-        "limit": CAUSES_PER_PAGE,
+        "causes": causes,
+        "refresh": causes.refresh,
+        "by": by,
         "groupings": _GROUPINGS,
         "most": changes.MAX_MESSAGES,
     }
@@ -137,8 +120,8 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         if (position := _POSITION.fullmatch(params["from"])) is None:
             raise HTTPException(404, "There is no such page.")
         start = ReadPosition(int(position[1]), position[2])
-    values = await _count(board, request, [source], by)
-    values |= {"source": source, "by": by, "cause": cause}
+    values = _values(await _count(board, request, [source], by), by)
+    values |= {"source": source, "cause": cause}
     if is_live(request):
         # The list of messages does not change by itself.
         return values
@@ -203,13 +186,10 @@ async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
         ((number, source) for source, number in answers if isinstance(number, int) and number),
         key=lambda entry: entry[0],
     )
-    values = await _count(board, request, [source for _, source in counted], by)
+    causes = await _count(board, request, [source for _, source in counted], by)
     refused = [(source, answer) for source, answer in answers if isinstance(answer, str)]
-    return values | {
-        "by": by,
-        "total": sum(number for number, _ in counted),
-        "troubles": refused + values["troubles"],
-    }
+    total = sum(number for number, _ in counted)
+    return _values(causes._replace(total=total, troubles=[*refused, *causes.troubles]), by)
 
 
 ALL_RETRIES = Page("/all-retries", "all_retries.html", load_all, label="Retries", scope="server")
