@@ -1,8 +1,9 @@
 """Measure the pages of the dashboard on a large queue: ``python -m benchmarks.dashboard [--json]
-[--pending 1000000] [--dead 100000] [--runs 3]``.
+[--pending 1000000] [--dead 100000] [--failed 50000] [--runs 3]``.
 
 The application is called directly, without a web server. The queue's messages are 100 bytes each:
-99 in a hundred are delayed, the others are ready, and dead letters come on top. A page is opened
+99 in a hundred are delayed, the others are ready, and dead letters come on top. Some messages have
+failed. Another queue keeps the records of handled messages, and has schedules. A page is opened
 several times; an action runs once, since it changes the queue.
 
 A block is the time of one command on the server, by its own measurement (SLOWLOG), which includes
@@ -36,6 +37,9 @@ HOST = "http://localhost"
 TOKEN = "of-the-benchmark"
 NAME = "benchmark"
 OF_QUEUE = f"kind=reliable&name={NAME}"
+KEPT = "kept"
+HANDLED = 2000
+SCHEDULES = 50
 VALUE = "x" * 98
 BATCH = 1000
 DAY = 86_400
@@ -55,11 +59,17 @@ def pages(pending: int, dead: int) -> dict[str, str]:
         "dead, far page": f"dead?{deep}{dead * 9 // 10}",
         "dead, filter": f"letters?{OF_QUEUE}&error=nothing",
         "dead, by error": f"letters?{OF_QUEUE}&by=error",
+        "all dead": "all-dead",
+        "retries": f"retries?{OF_QUEUE}",
+        "retries, one cause": f"retries?{OF_QUEUE}&by=type&cause=Even",
+        "all retries": "all-retries",
+        "handled": f"queue?kind=reliable&name={KEPT}&state=handled",
         "search, payload": f"search?{OF_QUEUE}&q=nothing",
         "search, payload, all": "search?q=nothing",
         "search, id": f"search?{OF_QUEUE}&id=m7",
         "groups": f"groups?{OF_QUEUE}",
         "schedules": f"schedules?{OF_QUEUE}",
+        "all schedules": "all-schedules",
         "history": f"history?{OF_QUEUE}",
         "settings": f"settings?{OF_QUEUE}",
         "enqueue": f"enqueue?{OF_QUEUE}",
@@ -88,8 +98,10 @@ def actions() -> dict[str, tuple[str, dict[str, str]]]:
     }
 
 
-async def fill(server: Any, client: delayq.Client, pending: int, dead: int) -> None:
-    """Offer messages, of which one in a hundred is ready, and bury others of two errors."""
+async def fill(server: Any, client: delayq.Client, pending: int, dead: int, failed: int) -> None:
+    """Offer messages, of which one in a hundred is ready, bury others of two errors, and let some
+    fail.
+    """
     queue = client.reliable_queue(NAME)
     await queue.offer_many([Offer(VALUE, id=f"dead-{n}") for n in range(2)])
     for error, message in zip(("Odd: one", "Even: two"), await queue.claim(2), strict=True):
@@ -107,6 +119,20 @@ async def fill(server: Any, client: delayq.Client, pending: int, dead: int) -> N
         numbers = range(start, min(start + BATCH, dead))
         await server.hset(keys.dead_messages, mapping={f"dead-{n}": models[n % 2] for n in numbers})
         await server.zadd(keys.dead, {f"dead-{n}": died + n for n in numbers})
+    for start in range(0, min(failed, pending), BATCH):
+        numbers = range(start, min(start + BATCH, failed, pending))
+        errors = {f"m{n}": ("Odd: one", "Even: two")[n % 2] for n in numbers}
+        await server.hset(keys.named("errors"), mapping=errors)
+
+
+async def fill_kept(client: delayq.Client) -> None:
+    """Handle messages of a queue that keeps their records, and give it schedules."""
+    queue = client.reliable_queue(KEPT, keep=DAY)
+    await queue.offer_many([Offer(VALUE) for _ in range(HANDLED)])
+    while messages := await queue.claim(100):
+        await asyncio.gather(*(message.ack() for message in messages))
+    for number in range(SCHEDULES):
+        await queue.schedule(f"schedule-{number}", value=VALUE, every=DAY)
 
 
 async def blocks_ms(server: Any) -> tuple[float, float]:
@@ -177,7 +203,8 @@ def hidden(page: str) -> dict[str, str]:
 
 async def measure(url: str, options: argparse.Namespace, table: Table) -> None:
     async with Redis.from_url(url) as server, delayq.connect(url) as client:
-        await fill(server, client, options.pending, options.dead)
+        await fill(server, client, options.pending, options.dead, options.failed)
+        await fill_kept(client)
         await server.config_set("slowlog-max-len", 100_000)
         await server.config_set("slowlog-log-slower-than", 100)
         async for row in open_pages(server, client, options.pending, options.dead, options.runs):
@@ -193,12 +220,14 @@ def main() -> None:
     add_server_option(parser)
     parser.add_argument("--pending", type=int, default=1_000_000, help="number of messages")
     parser.add_argument("--dead", type=int, default=100_000, help="number of dead letters")
+    parser.add_argument("--failed", type=int, default=50_000, help="number of failed messages")
     parser.add_argument("--runs", type=int, default=3, help="how often to open each page")
     options = parser.parse_args()
     with measured_server(options.server) as server:
         about = {
             "machine": machine(server),
-            "measured": f"{options.pending:,} messages of 100 bytes, {options.dead:,} dead letters",
+            "measured": f"{options.pending:,} messages of 100 bytes, of which {options.failed:,}"
+            f" have failed, {options.dead:,} dead letters",
         }
         columns = ("request             ", "median ms", " slowest ms", " block p99 ms", " longest")
         table = Table(about, columns, as_json=options.json)
