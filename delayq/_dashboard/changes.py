@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from delayq._dashboard.sources import AT_A_TIME, ReliableSource
+from delayq._dashboard.listings import AT_A_TIME
+from delayq._dashboard.sources import ReliableSource
 from delayq._dashboard.undo import MOST_BYTES, PerhapsUndone, Undo, Undone
 from delayq.admin.catalog import FoundQueue
 from delayq.errors import OutcomeUnknown, ServerError

@@ -1,52 +1,26 @@
-"""Queues as the dashboard shows and changes them: rows of messages, each with a reference to it."""
+"""Queues as the dashboard changes them: it cancels, moves, restores and redrives messages."""
 
 from __future__ import annotations
 
-import asyncio
-import heapq
-import time
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
-from delayq._background import gather_all
-from delayq._dashboard.health import count_in, edges
-from delayq._dashboard.rows import (
-    Listing,
-    MessageRef,
-    Row,
-    of_letter,
-    of_message,
-    of_record,
-    of_record_kept,
-)
+from delayq._dashboard.listings import DelayedListings, ReliableListings, id_windows, in_batches
+from delayq._dashboard.rows import MessageRef, Row
 from delayq._dashboard.undo import PerhapsUndone
-from delayq._durations import microseconds, moment_us
 from delayq._redisson.records import due_us_of_stored, id_of_stored, score_of
-from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
+from delayq._reliable.dead_letters import purge_letters, redrive_letters
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.listing import letters_page, live_page
 from delayq._reliable.offer import Offer
-from delayq._reliable.outcomes import history_of
 from delayq._reliable.queue import ReliableQueue
-from delayq._reliable.replies import MessageTimes
 from delayq._reliable.settings import HandleSettings
-from delayq._reliable.store import ReliableStore
-from delayq.admin import retries
-from delayq.admin.delayed import DelayedInspector
-from delayq.admin.letters import LetterFacts
-from delayq.admin.reliable import ReliableInspector
-from delayq.admin.retries import FailedReader
-from delayq.admin.search import SearchPages
 from delayq.codecs import BytesCodec
 from delayq.errors import (
     DuplicateMessage,
     OutcomeUnknown,
     PayloadTooLarge,
     QueueFull,
-    ServerRefused,
 )
 
 if TYPE_CHECKING:
@@ -55,73 +29,11 @@ if TYPE_CHECKING:
     from delayq._durations import DueTime
     from delayq._redisson.records import Offer as PendingOffer
     from delayq._redisson.records import PendingRecord
-    from delayq._reliable.letter_store import StoredLetter
-    from delayq._reliable.outcomes import MessageHistory
-    from delayq._reliable.replies import State, StoredMessage
-    from delayq.admin.retries import ReadPosition
-
-R = TypeVar("R")
-T = TypeVar("T")
-
-AT_A_TIME = 25
-"""The most messages in a call."""
-# The most calls at once.
-_AT_ONCE = 20
-# The ids of records are short, so a command may return more of them.
-_RECORDS = 1000
-# How many messages of a partition a page looks at, with those that have expired.
-_FARTHEST = 20_000
+    from delayq._reliable.store import ReliableStore
 
 
-class DelayedSource(DelayedInspector):
+class DelayedSource(DelayedListings):
     """A delayed queue, in Redisson's format."""
-
-    states = ("delayed", "ready", "leased", "unreadable")
-    partitions = 1
-
-    def may_hold(self, ref: MessageRef) -> bool:
-        """Return whether the queue can hold that message."""
-        return bool(ref.due)
-
-    async def settings(self) -> None:
-        """Return None: a delayed queue has no settings on the server."""
-
-    async def histogram(self, now: int) -> list[int]:
-        """Return how many messages come due by each of :func:`edges`, and how many later."""
-        return await self.due_counts(edges(now))
-
-    async def due_counts(self, edges: Sequence[int]) -> list[int]:
-        return await self.store.due_counts(edges)
-
-    async def page(self, state: str, offset: int, limit: int) -> Listing:
-        return Listing(await self._rows(state, offset, limit))
-
-    async def _rows(self, state: str, offset: int, limit: int) -> list[Row]:
-        if state == "delayed":
-            return [of_record(record) for record in await self.store.pending_page(offset, limit)]
-        if state == "leased":
-            leased = await self.store.leased_page(offset, limit)
-            return [Row(None, state, payload, lease_us=ends_us) for payload, ends_us in leased]
-        read = self.store.ready_page if state == "ready" else self.store.quarantined_page
-        return [Row(None, state, payload) for payload in await read(offset, limit)]
-
-    async def search_pages(self, states: Sequence[str]) -> list[SearchPages[Row]]:
-        """Return the messages in these states, to be searched."""
-        depth = await self.depth()
-        return [
-            SearchPages(count_in(depth, state), partial(self._rows, state))
-            for state in states
-            if state in self.states
-        ]
-
-    async def find(self, ref: MessageRef, *, dead: bool) -> Row | None:
-        record = None if dead else await self._record_at(ref)
-        return None if record is None else of_record(record)
-
-    async def find_live(self, refs: Sequence[MessageRef]) -> list[Row]:
-        """Return those of some messages that are there."""
-        records = await _in_batches(refs, self._record_at)
-        return [of_record(record) for record in records if record is not None]
 
     async def cancel(self, refs: Sequence[MessageRef], *, running: bool = False) -> list[bool]:
         """Remove pending messages, and return which were there."""
@@ -133,7 +45,7 @@ class DelayedSource(DelayedInspector):
             return record is not None and await self.store.cancel([record.record]) > 0
 
         # Find all of them first: a change would mislead a search among those due at the same time.
-        return await _in_batches(await _in_batches(refs, self._record_at), remove)
+        return await in_batches(await in_batches(refs, self._record_at), remove)
 
     async def reschedule(
         self, refs: Sequence[MessageRef], when: DueTime
@@ -153,9 +65,9 @@ class DelayedSource(DelayedInspector):
             due_us = await self.store.reschedule(record.record, when)
             return None if due_us is None else MessageRef(record.start, 0, score_of(due_us))
 
-        records = await _in_batches([ref for ref, _ in moves], self._record_at)
+        records = await in_batches([ref for ref, _ in moves], self._record_at)
         times = [when for _, when in moves]
-        return await _in_batches([*zip(records, times, strict=True)], move)
+        return await in_batches([*zip(records, times, strict=True)], move)
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
         """Offer up to 25 messages again, with new ids, and return how many are there.
@@ -188,255 +100,9 @@ class DelayedSource(DelayedInspector):
             for receipt in receipts
         ]
 
-    async def _record_at(self, ref: MessageRef) -> PendingRecord | None:
-        return await self.store.find_at(ref.due, ref.id)
 
-
-class ReliableSource(ReliableInspector):
+class ReliableSource(ReliableListings):
     """A reliable queue, with all its partitions."""
-
-    states: tuple[State, ...] = ("delayed", "ready", "leased")
-
-    @property
-    def partitions(self) -> int:
-        return len(self.stores)
-
-    def may_hold(self, ref: MessageRef) -> bool:
-        return ref.partition < len(self.stores)
-
-    async def histogram(self, now: int) -> list[int]:
-        """Return how many messages come due by each of :func:`edges`, and how many later."""
-        return await self.due_counts(edges(now))
-
-    async def due_counts(self, edges: Sequence[int]) -> list[int]:
-        parts = await self.call_each(lambda store: store.due_counts(edges))
-        return [sum(counts) for counts in zip(*parts, strict=True)]
-
-    # Lists
-
-    async def page(self, state: str, offset: int, limit: int) -> Listing:
-        """Return a page of the messages in one state, or of the dead letters, newest first.
-
-        The offset counts live messages: see :mod:`delayq._reliable.listing`.
-        """
-        if state == "dead":
-            letters = await letters_page(self.stores, offset, limit, newest_first=True)
-            return Listing([_letter_row(*letter) for letter in letters])
-        if state == "handled":
-            return await self._handled_page(offset, limit)
-        # One more, to know whether there are more.
-        live = await live_page(self.stores, state, offset, limit + 1, farthest=_FARTHEST)
-        rows = [_message_row(*message) for message in live.messages]
-        has_more = len(rows) > limit
-        is_cut = live.is_cut and not has_more
-        return Listing(rows[:limit], has_more, _FARTHEST if is_cut else None)
-
-    async def _handled_page(self, offset: int, limit: int) -> Listing:
-        """Return a page of the messages with a record, those of the last changes first. Messages
-        that have not ended are left out.
-        """
-        # Each partition may have all that come first.
-        first = offset if len(self.stores) == 1 else 0
-        parts = await self.call_each(lambda store: _recorded(store, first, offset + limit + 1))
-        newest = heapq.merge(
-            *([(us, number, id) for id, us in part] for number, part in enumerate(parts)),  # noqa: A001
-            reverse=True,
-        )
-        chosen = [*islice(newest, offset - first, offset - first + limit + 1)]
-        oldest_us = await self._oldest_kept_us()
-        rows: list[Row] = []
-        for number, store in enumerate(self.stores):
-            changes = [(id, us) for us, of, id in chosen[:limit] if of == number]  # noqa: A001
-            part = await _recorded_rows(store, number, changes, oldest_us)
-            rows += [row for row in part if row is not None]
-        rows.sort(key=lambda row: row.finished_us or 0, reverse=True)
-        return Listing(rows, len(chosen) > limit and chosen[limit][0] > oldest_us)
-
-    async def search_pages(self, states: Sequence[str]) -> list[SearchPages[Row]]:
-        """Return the messages in these states, to be searched: one partition after the other."""
-        pages = await gather_all(
-            [
-                self.letter_pages(_letter_row)
-                if state == "dead"
-                else self._record_pages()
-                if state == "handled"
-                else self.message_pages(cast("State", state), _message_row)
-                for state in states
-                if state in (*self.states, "dead", "handled")
-            ]
-        )
-        return [partition for partitions in pages for partition in partitions]
-
-    async def _record_pages(self) -> list[SearchPages[Row]]:
-        oldest_us = await self._oldest_kept_us()
-
-        async def pages(number: int, store: ReliableStore) -> SearchPages[Row]:
-            async def page(offset: int, limit: int) -> list[Row | None]:
-                changes = await store.recorded(offset, limit)
-                return await _recorded_rows(store, number, changes, oldest_us)
-
-            return SearchPages(await store.count_recorded(), page)
-
-        return await gather_all([pages(*partition) for partition in enumerate(self.stores)])
-
-    async def keeps_records(self) -> bool:
-        """Return whether the queue keeps records of messages, as far as the user may know."""
-        return await self._oldest_kept_us() > 0
-
-    async def _oldest_kept_us(self) -> int:
-        """Return before when a record is too old, in microseconds; 0 if none is kept."""
-        settings = await self.visible_settings()
-        if settings is None or not settings.keep:
-            return 0
-        return await self._session.server.time_us() - microseconds(settings.keep)
-
-    async def count_recorded(self) -> int:
-        """Count the messages with a record, which may not have ended."""
-        return sum(await self.call_each(ReliableStore.count_recorded))
-
-    async def count_failed(self) -> int:
-        """Count the live messages of which an attempt has failed."""
-        return await retries.count(self.stores)
-
-    async def failed_page(
-        self, position: ReadPosition, matches: Callable[[str], bool], limit: int, deadline: float
-    ) -> tuple[list[Row], ReadPosition | None]:
-        """Return failed messages with a matching line of their errors, those that are due first at
-        the top, and where to go on; None at the end.
-
-        These are ``limit`` or some more, or those that are found before ``deadline``, a moment of
-        the monotonic clock.
-        """
-        reader = FailedReader(self.stores, position)
-        rows: list[Row] = []
-        while reader.position is not None:
-            messages = await reader.step()
-            refs = [
-                MessageRef(message.id, message.partition)
-                for message in messages
-                if matches(message.error)
-            ]
-            for store, batch in self._by_partition(refs):
-                stored = await store.get_many([ref.id for ref in batch])
-                rows += [
-                    of_message(ref, message)
-                    for ref, message in zip(batch, stored, strict=True)
-                    if message is not None
-                ]
-            if len(rows) >= limit or time.monotonic() >= deadline:
-                break
-        return sorted(rows, key=lambda row: row.moment_us or 0), reader.position
-
-    async def failed_refs(
-        self, matches: Callable[[str], bool], limit: int, deadline: float
-    ) -> list[MessageRef]:
-        """Return references to up to ``limit`` failed messages with a matching line of their
-        errors, or to those that are found before ``deadline``, a moment of the monotonic clock.
-        """
-        reader = FailedReader(self.stores)
-        refs: dict[MessageRef, None] = {}
-        while reader.position is not None and len(refs) < limit:
-            refs |= {
-                MessageRef(message.id, message.partition): None
-                for message in await reader.step()
-                if matches(message.error)
-            }
-            if time.monotonic() >= deadline:
-                break
-        return [*refs][:limit]
-
-    async def letters(self) -> list[SearchPages[tuple[Row, LetterFacts]]]:
-        """Return the dead letters, to be searched: one partition after the other, and the newest
-        ones of each first.
-        """
-
-        def read(number: int, stored: StoredLetter) -> tuple[Row, LetterFacts]:
-            return _letter_row(number, stored), LetterFacts.of(stored)
-
-        return await self.letter_pages(read, newest_first=True)
-
-    # Single messages
-
-    async def find_by_id(self, id: str) -> list[Row]:  # noqa: A002
-        """Return the live message, the oldest dead letter, and the record with this id."""
-
-        async def rows_of(number: int, store: ReliableStore) -> list[Row]:
-            message = await store.get(id)
-            rows = [] if message is None else [_message_row(number, message)]
-            letter = await store.dead_letter(id.encode())
-            rows += [] if letter is None else [_letter_row(number, letter)]
-            record = await self._find_record(MessageRef(id.encode(), number))
-            return rows if record is None or record.state != "handled" else [*rows, record]
-
-        parts = await gather_all([rows_of(*partition) for partition in enumerate(self.stores)])
-        return [row for rows in parts for row in rows]
-
-    async def find(self, ref: MessageRef, *, dead: bool) -> Row | None:
-        if not self.may_hold(ref):
-            return None
-        store = self.stores[ref.partition]
-        if dead:
-            letter = await store.dead_letter(ref.id)
-            return None if letter is None else of_letter(ref, letter)
-        message = await store.get_with_checkpoint(ref.id)
-        if message is None:
-            return await self._find_ended(ref)
-        return of_message(ref, message, await store.times(message))
-
-    async def _find_ended(self, ref: MessageRef) -> Row | None:
-        """Return the record of a message that has ended, or its dead letter."""
-        row = await self._find_record(ref)
-        letter = await self.find(ref, dead=True)
-        return row if letter is None or (row and row.state == "handled") else letter
-
-    async def _find_record(self, ref: MessageRef) -> Row | None:
-        """Return the record of a message that has ended; None if there is none."""
-        try:
-            name = ref.id.decode()
-        except UnicodeDecodeError:
-            return None
-        outcome, _ = await self.stores[ref.partition].outcome(name)
-        if outcome.record is None or outcome.is_live:
-            return None
-        return of_record_kept(ref, outcome.record, outcome.record.moment_us)
-
-    async def find_live(self, refs: Sequence[MessageRef]) -> list[Row]:
-        """Return those of some messages that are alive."""
-        rows: list[Row] = []
-        for store, batch in self._by_partition(refs):
-            ids = [ref.id for ref in batch]
-            messages, expiries, windows = await asyncio.gather(
-                store.get_many(ids), store.expiries(ids), _id_windows(store, ids)
-            )
-            for ref, message, expires_us, taken_until_us in zip(
-                batch, messages, expiries, windows, strict=True
-            ):
-                if message is not None:
-                    row = of_message(ref, message, MessageTimes(None, expires_us))
-                    rows.append(replace(row, taken_until_us=taken_until_us))
-        return rows
-
-    async def history(self, row: Row) -> MessageHistory | None:
-        """Return what is recorded of a message; None if there is nothing, or its id
-        is not text.
-        """
-        assert row.ref is not None
-        store, name = self.stores[row.ref.partition], row.ref.id
-        if row.state == "dead" and (letter := await store.dead_letter(name)) is not None:
-            id = read_dead_letter(letter, BytesCodec()).id  # noqa: A001
-        else:
-            id = name.decode(errors="replace")  # noqa: A001
-        outcome, live = await store.outcome(id)
-        history = history_of(id, outcome, None if row.state == "dead" else live, BytesCodec())
-        # The record may be that of another message with the same id.
-        is_its_own = (
-            history is not None
-            and history.offered_at is not None
-            and (row.enqueued_us is None or history.offered_at == moment_us(row.enqueued_us))
-        )
-        return history if is_its_own else None
-
-    # Changes
 
     async def cancel(self, refs: Sequence[MessageRef], *, running: bool = False) -> list[bool]:
         """Remove messages, also those that workers have if ``running``; return which were there."""
@@ -466,7 +132,7 @@ class ReliableSource(ReliableInspector):
             (was_there,) = await self.stores[ref.partition].reschedule([ref.id], when)
             return ref if was_there else None
 
-        return await _in_batches(moves, move)
+        return await in_batches(moves, move)
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
         """Offer up to 25 messages again, with all their attempts, and return how many are there.
@@ -495,7 +161,7 @@ class ReliableSource(ReliableInspector):
             return unchanged
         windows: dict[MessageRef, int | None] = {}
         for store, batch in self._by_partition([row.ref for row in absent if row.ref]):
-            ends = await _id_windows(store, [ref.id for ref in batch])
+            ends = await id_windows(store, [ref.id for ref in batch])
             windows |= zip(batch, ends, strict=True)
 
         def offer_again(row: Row) -> Offer[bytes]:
@@ -534,21 +200,6 @@ class ReliableSource(ReliableInspector):
         queue.keep_codec()
         return queue
 
-    # Partitions
-
-    def _by_partition(
-        self, refs: Sequence[MessageRef], step: int = AT_A_TIME
-    ) -> list[tuple[ReliableStore, list[MessageRef]]]:
-        """Return references by partition, without repeats, and at most ``step`` at a time."""
-        parts: dict[int, list[MessageRef]] = {}
-        for ref in dict.fromkeys(refs):
-            parts.setdefault(ref.partition, []).append(ref)
-        return [
-            (self.stores[number], part[at : at + step])
-            for number, part in parts.items()
-            for at in range(0, len(part), step)
-        ]
-
     async def _change_letters(
         self,
         refs: Sequence[MessageRef],
@@ -561,49 +212,6 @@ class ReliableSource(ReliableInspector):
                 for store, part in self._by_partition(refs, len(refs))
             ]
         )
-
-
-async def _recorded(store: ReliableStore, first: int, end: int) -> list[tuple[bytes, int]]:
-    """Return the messages with a record from one place in their order to another."""
-    changes: list[tuple[bytes, int]] = []
-    for at in range(first, end, _RECORDS):
-        page = await store.recorded(at, min(_RECORDS, end - at))
-        changes += page
-        if len(page) < _RECORDS:
-            break
-    return changes
-
-
-async def _recorded_rows(
-    store: ReliableStore, number: int, changes: Sequence[tuple[bytes, int]], oldest_us: int
-) -> list[Row | None]:
-    """Return what is recorded of messages that were handled; None for all others, and for records
-    that are too old.
-    """
-    records = await store.records([id for id, _ in changes]) if changes else []  # noqa: A001
-    return [
-        None
-        if record is None or not record.is_done or us <= oldest_us
-        else of_record_kept(MessageRef(id, number), record, us)
-        for (id, us), record in zip(changes, records, strict=True)  # noqa: A001
-    ]
-
-
-def _message_row(number: int, message: StoredMessage) -> Row:
-    return of_message(MessageRef(message.id, number), message)
-
-
-def _letter_row(number: int, letter: StoredLetter) -> Row:
-    return of_letter(MessageRef(letter.name, number), letter)
-
-
-async def _id_windows(store: ReliableStore, ids: Sequence[bytes]) -> list[int | None]:
-    """Return until when each id counts as taken, in microseconds."""
-    try:
-        return await store.unique_until(ids)
-    except ServerRefused:
-        # Only a user that may restore messages needs to know, and may: a producer and admin.
-        return [None] * len(ids)
 
 
 def _offer(row: Row, now: int) -> Offer[bytes]:
@@ -625,12 +233,3 @@ def _offer(row: Row, now: int) -> Offer[bytes]:
 
 
 AnySource = DelayedSource | ReliableSource
-
-
-async def _in_batches(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Act on all items, one batch at a time."""
-    results: list[R] = []
-    for at in range(0, len(items), _AT_ONCE):
-        # Waits for all calls, so that none continues behind the page.
-        results += await gather_all(map(act, items[at : at + _AT_ONCE]))
-    return results

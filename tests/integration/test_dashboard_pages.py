@@ -25,8 +25,9 @@ from delayq import (
     connect,
     dashboard,
 )
+from delayq._dashboard.listings import AT_A_TIME
 from delayq._dashboard.pages import PAGES
-from delayq._dashboard.sources import AT_A_TIME, DelayedSource
+from delayq._dashboard.sources import DelayedSource
 from delayq._dashboard.undo import Undo, Undone, Undos
 from delayq._redis.client import RedisClient
 from delayq._redisson.keys import DelayedKeys
@@ -790,7 +791,7 @@ async def test_messages_behind_expired_ones_are_found_once(
 async def test_a_page_looks_at_a_bounded_number_of_expired_messages(
     client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.sources._FARTHEST", 300)
+    monkeypatch.setattr("delayq._dashboard.listings._FARTHEST", 300)
     jobs = client.reliable_queue("jobs", partitions=2)
     await expired_in_front(jobs, raw, 1000, 120)
     shown = await page(reader, f"{JOBS}&state=ready")
