@@ -151,7 +151,8 @@ async def test_what_stands_still_is_not_alive_and_a_thread_says_so(
             with urlopen(f"{health.base}{path}") as answer:
                 return int(answer.status)
         except HTTPError as error:
-            answers.append((error.code, error.read()))
+            with error:
+                answers.append((error.code, error.read()))
             return error.code
 
     @worker.listener("jobs")
