@@ -113,8 +113,10 @@ async def diagnose(
 async def _servers(client: Client) -> AsyncIterator[Finding]:
     try:
         infos = await client.session.server.info()
-    except ServerRefused:
-        infos = [{}]
+    except ServerRefused as error:
+        text = f"version, role, persistence and memory are not checked: {error}"
+        yield Finding("note", "server", text, "to have them checked: ACL SETUSER name +info")
+        return
     has_config = await client.session.server.has_config()
     for info in infos:
         for finding in _of_server(info, has_config):
@@ -122,10 +124,6 @@ async def _servers(client: Client) -> AsyncIterator[Finding]:
 
 
 def _of_server(info: Mapping[str, str], has_config: bool) -> Iterator[Finding]:
-    if not info:
-        advice = "to have the server checked: ACL SETUSER name +info"
-        yield Finding("note", "server", "this user may not run INFO", advice)
-        return
     yield from (_version(info), _role(info))
     yield from (_persistence(info, has_config), _memory(info, has_config))
 
@@ -143,7 +141,10 @@ def _to_set(name: str, value: str, has_config: bool) -> str:
 def _version(info: Mapping[str, str]) -> Finding:
     name, version = "Valkey", info.get("valkey_version", "")
     if not version:
-        name, version = "Redis", info.get("redis_version", "?")
+        name, version = "Redis", info.get("redis_version", "")
+    if not version:
+        advice = "make sure that it corresponds to Redis 6.2 or newer"
+        return Finding("note", "version", "the server does not tell it", advice)
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < _OLDEST_VERSION:
         advice = "upgrade: delayq needs Redis 6.2 or newer, or Valkey"

@@ -800,6 +800,9 @@ def test_a_doctor_knows_what_a_user_lacks(
     status, checks = cli("doctor mails --role dashboard")
     assert status == 0
     assert SECRET not in json.dumps(checks)
+    unchecked = cli.check("server", "doctor mails")["text"]
+    assert unchecked.startswith("version, role, persistence and memory are not checked: ")
+    assert "info" in unchecked
     # A user who may not even list keys is advised to name queues.
     assert cli.check("queues")["level"] == "note"
     # A queue that this user has no rights to.

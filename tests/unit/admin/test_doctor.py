@@ -11,6 +11,7 @@ def test_the_doctor_judges_the_figures_of_a_server_and_gives_advice() -> None:
         (doctor._version, "redis_version=6.2.14", "ok"),
         (doctor._version, "redis_version=7.2.4 valkey_version=9.1.2", "ok"),
         (doctor._version, "redis_version=6.0.9", "wrong"),
+        (doctor._version, "role=master", "note"),
         (doctor._role, "role=master connected_slaves=2", "ok"),
         (doctor._role, "role=slave master_host=a master_port=1", "wrong"),
         (doctor._persistence, "aof_enabled=1", "ok"),
