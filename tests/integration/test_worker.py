@@ -409,44 +409,23 @@ async def test_a_handler_that_raises_is_tried_again_later_and_logged_once(
     assert letter.error == "LookupError: no such order"
 
 
-@pytest.mark.parametrize(
-    ("reaction", "outcome"),
-    [
-        (delayq.Reject("no such order"), "attempt 1 of 3, and is a dead letter now: no such order"),
-        (delayq.Snooze(5), "attempt 1 of 3, and waits for 5 s"),
-        (delayq.RetryAfter(5400), "attempt 1 of 3, and is retried in 1:30:00"),
-        (Backoff.fixed(0.25), "attempt 1 of 3, and is retried in 0.25 s"),
-    ],
-)
 async def test_the_log_tells_what_becomes_of_a_message(
-    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture, reaction: Any, outcome: str
+    client: Client, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    on_jobs(worker, on_error={LookupError: reaction})(raising(LookupError()))
-    await jobs.offer(1)
+    outcomes: dict[Any, str] = {
+        Reject("no such order"): "is a dead letter now: no such order",
+        Snooze(5): "waits for 5 s",
+        RetryAfter(50): "is retried in 50 s",
+        RetryAfter(5400): "expires before it would be retried",
+        Backoff.fixed(0.25): "is retried in 0.25 s",
+    }
+    for number, reaction in enumerate(outcomes):
+        on_error = {"on_error": {LookupError: reaction}}
+        worker.listener(f"queue-{number}", **SETTINGS | on_error)(raising(LookupError()))
+        await client.reliable_queue(f"queue-{number}").offer(1, id=str(number), ttl=60)
     await worker.run(burst=True)
-    assert f"failed in {outcome}" in caplog.text
-
-
-async def test_the_log_tells_that_a_message_expires_before_a_retry(
-    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
-) -> None:
-    on_jobs(worker)(raising(LookupError()))
-    await jobs.offer(1, ttl=60)
-    await worker.run(burst=True)
-    assert "failed in attempt 1 of 3, and expires before it would be retried" in caplog.text
-
-
-async def test_the_log_tells_of_a_handler_that_fails_after_it_has_settled_its_message(
-    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
-) -> None:
-    @on_jobs(worker, max_attempts=None)
-    async def handle(message: delayq.Message[int]) -> None:
-        await message.ack()
-        raise LookupError
-
-    await jobs.offer(1)
-    await worker.run(burst=True)
-    assert "failed in attempt 1, and had been settled before" in caplog.text
+    for number, outcome in enumerate(outcomes.values()):
+        assert f"'{number}' failed in attempt 1 of 3, and {outcome}" in caplog.text
 
 
 class Special(ConnectionError):
@@ -524,8 +503,10 @@ async def test_a_handler_may_snooze_its_message_which_costs_no_attempt(client: C
         await jobs.purge("all")
 
 
-async def test_a_handler_may_settle_its_message_itself(worker: Worker, jobs: Jobs) -> None:
-    @on_jobs(worker)
+async def test_a_handler_may_settle_its_message_itself(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    @on_jobs(worker, max_attempts=None)
     async def handle(value: int, message: Message[int]) -> None:
         if value == 1:
             await message.ack()
@@ -534,6 +515,7 @@ async def test_a_handler_may_settle_its_message_itself(worker: Worker, jobs: Job
 
     await work_off(worker, jobs, 1, 2)
     assert await depths(jobs) == (0, 0, 0, 1)
+    assert "failed in attempt 1, and had been settled before" in caplog.text
 
 
 # Timeouts and leases
