@@ -88,18 +88,22 @@ async def test_a_worker_shows_what_it_handles(client: Client, quick: Client, raw
         await until(running, equals=0)
 
 
-async def test_a_process_tells_which_handler_has_blocked_its_event_loop(
+async def test_a_process_logs_and_tells_which_handler_has_blocked_its_event_loop(
     client: Client, quick: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("delayq.worker._loop_watch.INTERVAL", 0.05)
     monkeypatch.setattr("delayq.worker._loop_watch.BLOCKED_AFTER", 0.1)
     worker = delayq.Worker(quick, concurrency=5)
 
-    @worker.listener("jobs")
-    async def charge(_: int) -> None:
+    def render() -> None:
         deadline = time.monotonic() + 30
         while "has been blocked" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
+
+    @worker.listener("jobs")
+    async def charge(_: int) -> None:
+        await asyncio.sleep(0)
+        render()
 
     async with worker:
         await client.reliable_queue("jobs").offer(1)
@@ -112,7 +116,10 @@ async def test_a_process_tells_which_handler_has_blocked_its_event_loop(
         assert report.blocked is not None
         assert report.blocked.code.startswith("charge (test_workers_listed.py, line ")
         texts = [finding.text async for finding in diagnose(client)]
+        await until(lambda: "the event loop runs again after" in caplog.text)
     assert any(text.startswith("its event loop was blocked for") for text in texts)
+    assert "by charge (test_workers_listed.py, line " in caplog.text
+    assert "in render" in caplog.text
 
 
 async def test_queues_share_the_slots_of_a_process(client: Client, quick: Client) -> None:
