@@ -335,19 +335,6 @@ async def test_the_end_or_a_pause_of_a_schedule_leaves_the_occurrence_at_work(jo
     assert (await take(jobs, 20)).value == 2
 
 
-@pytest.mark.every_server
-async def test_unscheduling_drops_an_occurrence_that_waits_for_a_retry(
-    jobs: Jobs, raw: Any
-) -> None:
-    message = await first_tick(jobs)
-    await message.nack(delay=3600)
-    assert len(await waiting(jobs)) == 2
-    assert await jobs.unschedule("tick") is True
-    assert await jobs.unschedule("tick") is False
-    assert await waiting(jobs) == []
-    assert not await raw.hexists(SCHEDULES, "tick")
-
-
 async def test_nothing_is_left_of_a_schedule_after_its_last_occurrence(
     jobs: Jobs, raw: Any
 ) -> None:
@@ -363,14 +350,20 @@ async def test_nothing_is_left_of_a_schedule_after_its_last_occurrence(
 
 
 @pytest.mark.every_server
-async def test_unscheduling_drops_the_waiting_occurrence(jobs: Jobs, raw: Any) -> None:
+@pytest.mark.parametrize("is_retried", [False, True])
+async def test_unscheduling_drops_what_waits(jobs: Jobs, raw: Any, is_retried: bool) -> None:
     await schedule(jobs, priority=4)
+    if is_retried:
+        await (await take(jobs, 60)).nack(delay=3600)
+    assert len(await waiting(jobs)) == 1 + is_retried
     assert await jobs.unschedule("tick") is True
     assert await jobs.unschedule("tick") is False
     assert await waiting(jobs) == []
     assert await jobs.schedules() == []
-    left = {key for key in await raw.keys() if b":call:" not in key}
-    assert left == {b"delayq:{jobs}:settings"}
+    assert not await raw.hexists(SCHEDULES, "tick")
+    if not is_retried:
+        left = {key for key in await raw.keys() if b":call:" not in key}
+        assert left == {b"delayq:{jobs}:settings"}
 
 
 # Pauses
