@@ -404,13 +404,3 @@ async def test_a_forked_child_keeps_neither_the_port_nor_a_connection(client: Cl
 def test_an_address_that_cannot_be_is_refused(address: Any) -> None:
     with pytest.raises(delayq.BadInput, match=r"must be HOST:PORT, such as 0\.0\.0\.0:8080"):
         HealthServer(address)
-
-
-async def test_an_address_that_is_taken_is_named(client: Client) -> None:
-    worker = Worker(client)
-    worker.listener("jobs")(Gate())
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        words = f"cannot serve health checks at {address}: Address already in use"
-        with pytest.raises(delayq.ConfigurationError, match=words):
-            await worker.run(health=HealthServer(address))

@@ -22,6 +22,7 @@ from delayq.cli.output import CommandFailed
 from delayq.cli.worker.child import find
 from delayq.cli.worker.command import send
 from delayq.integrations._exposure import exposure
+from delayq.worker import HealthServer
 from tests.integration.test_demo import alive, descendants, linux_only
 from tests.support.reliable import depths
 from tests.support.servers import free_port
@@ -352,9 +353,14 @@ async def test_a_taken_port_is_named(server: PrivateServer) -> None:
     worker.listener("jobs")(lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        words = f"cannot serve metrics at 127.0.0.1:{port}: Address already in use"
-        with pytest.raises(delayq.ConfigurationError, match=words):
-            await worker.run(**exposure(metrics=("127.0.0.1", port), health=None))
+        health = HealthServer(f"127.0.0.1:{port}")
+        for options, name in (
+            (exposure(metrics=("127.0.0.1", port), health=None), "metrics"),
+            ({"health": health}, "health checks"),
+        ):
+            words = f"cannot serve {name} at 127.0.0.1:{port}: Address already in use"
+            with pytest.raises(delayq.ConfigurationError, match=words):
+                await worker.run(**options)
 
 
 async def test_a_signal_leaves_the_exit_status_alone(monkeypatch: pytest.MonkeyPatch) -> None:
