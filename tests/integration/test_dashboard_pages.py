@@ -292,17 +292,24 @@ async def test_an_action_applies_to_what_a_filter_shows(
     assert (await jobs.stats()).ready == (3 if do == "redrive_matching" else 0)
 
 
-async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Browser) -> None:
+async def test_a_cause_of_several_lines_or_without_a_type_is_acted_on_alone(
+    client: Client, admin: Browser
+) -> None:
     jobs = client.reliable_queue("jobs")
     await die(jobs, "two\nlines & 100 %", "")
-    await die(jobs, "other", "")
+    await die(jobs, "other", "KeyError: x", "::1 refused the connection")
     shown = await page(admin, f"{LETTERS}&by=reason")
     (address,) = [link for link in links(shown, "letters?") if "two" in link]
     fields = confirmation(await page(admin, address))
     # Browsers send line breaks as two characters.
     sent = {name: value.replace("\n", "\r\n") for name, value in fields.items()}
     await admin.post("act", data=sent | {"do": "redrive_matching", "sure": "1"})
-    assert [letter.reason for letter in await jobs.dead.list()] == ["other"]
+    assert [letter.reason for letter in await jobs.dead.list()] == ["other"] * 2
+    shown = await page(admin, "all-dead?by=type")
+    nameless, _ = buttons(shown, "purge_matching")
+    again = await press(admin, shown, nameless, "purge_matching")
+    assert "1 dead letter dropped." in texts(again)
+    assert [letter.error for letter in await jobs.dead.list()] == ["KeyError: x"]
 
 
 async def test_an_action_applies_to_what_was_counted(
@@ -327,16 +334,6 @@ async def test_an_action_applies_to_what_was_counted(
     await fill_with_letters(raw, range(150))
     monkeypatch.setattr("delayq._dashboard.counts._SECONDS", -1)
     assert not buttons(await page(admin, "all-dead?by=reason"), "redrive_matching")
-
-
-async def test_a_cause_without_a_type_is_acted_on_alone(client: Client, admin: Browser) -> None:
-    jobs = client.reliable_queue("jobs")
-    await die(jobs, "attempts", "KeyError: x", "::1 refused the connection")
-    shown = await page(admin, "all-dead?by=type")
-    nameless, _ = buttons(shown, "purge_matching")
-    again = await press(admin, shown, nameless, "purge_matching")
-    assert "1 dead letter dropped." in texts(again)
-    assert [letter.error for letter in await jobs.dead.list()] == ["KeyError: x"]
 
 
 async def test_a_count_goes_on_from_page_to_page(
