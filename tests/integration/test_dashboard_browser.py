@@ -17,7 +17,6 @@ from starlette.responses import PlainTextResponse
 import delayq
 from delayq import Offer
 from delayq._dashboard import live
-from delayq.admin.doctor import diagnose
 from tests.support.board import TOKEN
 from tests.support.browser import (
     CHROMIUM,
@@ -460,19 +459,3 @@ async def test_causes_of_an_overload_are_removed_in_four_clicks(own_server: Priv
         syncs, payments = client.reliable_queue("syncs"), client.reliable_queue("payments")
         assert (await syncs.groups.get("acme")).running == 10
         assert (await payments.stats()).paused
-
-
-@pytest.mark.nightly
-async def test_a_doctor_names_the_causes_of_an_overload(own_server: PrivateServer) -> None:
-    async with overloaded(own_server), delayq.connect(own_server.url) as client:
-
-        async def names(cause: str) -> bool:
-            texts = [f"{each.check}: {each.text}" async for each in diagnose(client)]
-            return any(re.search(cause, text) for text in texts)
-
-        for cause in (
-            r"syncs: .* group 'acme', with \d+ ready, is at its limit of 2 at a time",
-            r"payments: failing: .* a (second|minute): ConnectionError",
-            r"thumbs: .* shrink \(overload.py, line \d+\) blocked the event loop of process \d+",
-        ):
-            await until(partial(names, cause), WITHIN)
