@@ -48,26 +48,27 @@ async def delay_of(client: Client, age: float = 1) -> Delay:
     return await explain_delay(inspector, depth, lambda s: f"{s:g} s")
 
 
-async def test_a_queue_may_be_paused(client: Client, jobs: Jobs) -> None:
-    await jobs.offer(1)
-    await jobs.pause()
-    assert (await delay_of(client)).cause == "the queue is paused"
-
-
 @pytest.mark.parametrize(
-    ("limit", "words"),
-    [(Limit(concurrency=2), "2 at a time"), (Limit(rate=2, per=60), "2 in 60 s")],
+    ("limit", "words", "raised"),
+    [
+        (Limit(concurrency=2), "2 at a time", Limit(concurrency=3)),
+        (Limit(rate=2, per=60), "2 in 60 s", None),
+    ],
 )
-async def test_a_queue_may_be_at_its_limit(
-    client: Client, jobs: Jobs, limit: Limit, words: str
+async def test_a_queue_may_be_at_its_limit_until_that_is_raised_or_lifted(
+    client: Client, jobs: Jobs, limit: Limit, words: str, raised: Limit | None
 ) -> None:
     await jobs.configure(limit=limit)
     await jobs.offer_many([Offer(n) for n in range(5)])
     assert len(await jobs.claim(5)) == 2
+    # This claim waits for a slot.
+    assert not await jobs.claim(5)
     delay = await delay_of(client)
     assert delay.cause == f"at its limit of {words}"
     assert not delay.is_wrong
     assert "delayq configure QUEUE --limit" in delay.advice
+    await jobs.configure(limit=raised)
+    assert "limit" not in (await delay_of(client)).cause
 
 
 async def test_groups_may_be_at_their_limits_held_up_or_paused(client: Client, jobs: Jobs) -> None:
@@ -90,8 +91,13 @@ async def test_groups_may_be_at_their_limits_held_up_or_paused(client: Client, j
     assert "group" not in (await delay_of(client)).cause
 
 
-async def test_workers_may_be_missing_or_busy(client: Client, jobs: Jobs) -> None:
+async def test_a_queue_may_be_paused_or_its_workers_missing_or_busy(
+    client: Client, jobs: Jobs
+) -> None:
     await jobs.offer_many([Offer(n) for n in range(5)])
+    await jobs.pause()
+    assert (await delay_of(client)).cause == "the queue is paused"
+    await jobs.resume()
     delay = await delay_of(client)
     assert (delay.cause, delay.is_wrong) == ("no worker listens", True)
     gate, worker = Gate(), Worker(client, concurrency=2)
@@ -216,14 +222,3 @@ async def test_workers_may_be_unable_to_take_messages(
     delay = await delay_of(client, 50)
     assert delay.cause.startswith(cause)
     assert delay.is_wrong is is_wrong
-
-
-async def test_a_limit_is_the_cause_only_while_it_is_reached(client: Client, jobs: Jobs) -> None:
-    await jobs.configure(limit=Limit(concurrency=2))
-    await jobs.offer_many([Offer(n) for n in range(5)])
-    assert len(await jobs.claim(5)) == 2
-    # This claim waits for a slot.
-    assert not await jobs.claim(5)
-    assert (await delay_of(client)).cause == "at its limit of 2 at a time"
-    await jobs.configure(limit=Limit(concurrency=3))
-    assert "limit" not in (await delay_of(client)).cause
