@@ -215,12 +215,14 @@ def test_a_workers_type_reads_what_a_producer_offers(
         # The library does not know the type. There is always one that does.
         assert make in (msgspec_codec, pydantic_codec)
         return
-    written = JsonCodec().encode(value)
-    payloads = [written]
-    try:
-        payloads.append(codec.encode(value))
-    except delayq.EncodeError as error:
-        assert "so offer it in UTC" in str(error)  # noqa: PT017 - most values are encoded
+    payloads = []
+    for encode in (JsonCodec().encode, codec.encode):
+        try:
+            payloads.append(encode(value))
+        except delayq.EncodeError as error:
+            # A producer without the type refuses what pydantic would convert in a union.
+            converts = all_cases is ALL_CASES and "would come back as a " in str(error)
+            assert converts or "so offer it in UTC" in str(error)  # noqa: PT017 - most are encoded
     for payload in payloads:
         assert comparable(codec.decode(payload)) == comparable(value), payload
 
