@@ -13,7 +13,7 @@ from delayq import Interrupted, Offer
 from delayq._reliable.checkpoints import Saved, pack
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.reliable import ReliableInspector
-from delayq.testing.time_travel import ADVANCE_RELIABLE
+from delayq.testing import advance
 from tests.support.reliable import Jobs, claim_one, depths
 from tests.support.reliable_store import Store
 from tests.support.tasks import running
@@ -32,11 +32,6 @@ async def jobs(client: Client) -> Jobs:
     jobs: Jobs = client.reliable_queue("jobs", lease=60)
     await jobs.offer(1, id="a", ttl=9 * HOUR)
     return jobs
-
-
-async def let_pass(client: Client, seconds: float) -> None:
-    keys = KEYS.of_script(ADVANCE_RELIABLE)
-    await client.session.server.run(ADVANCE_RELIABLE, keys, (int(seconds * 1_000_000),))
 
 
 async def again(jobs: Jobs, message: Message[Any]) -> Message[Any]:
@@ -59,7 +54,7 @@ async def test_an_attempt_goes_on_from_what_the_last_one_saved(jobs: Jobs) -> No
 async def test_only_who_has_the_lease_saves(jobs: Jobs, client: Client) -> None:
     first = await claim_one(jobs)
     await first.save("first")
-    await let_pass(client, 61)
+    await advance(client, 61)
     with pytest.raises(delayq.LeaseLost):
         await first.save("too late")
     second = await claim_one(jobs)
@@ -89,14 +84,14 @@ ENDS: dict[str, Callable[[Jobs, Message[Any]], Any]] = {
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("end", ENDS)
-async def test_what_is_saved_goes_with_its_message(
+async def test_a_checkpoint_goes_with_its_message(
     jobs: Jobs, client: Client, raw: Any, end: str
 ) -> None:
     message = await claim_one(jobs)
     await message.save("state")
     await ENDS[end](jobs, message)
     if end == "expired":
-        await let_pass(client, 10 * HOUR)
+        await advance(client, 10 * HOUR)
         assert await jobs.claim(1) == []
     assert (await Store(raw, "jobs").look()).checkpoints == set()
 
@@ -185,9 +180,7 @@ async def test_a_late_call_does_not_undo_a_later_one(jobs: Jobs, client: Client)
     assert await (await again(jobs, message)).load() == "stored"
 
 
-async def test_another_codec_or_a_damaged_text_is_told(
-    jobs: Jobs, client: Client, raw: Any
-) -> None:
+async def test_another_codec_or_damaged_text_is_told(jobs: Jobs, client: Client, raw: Any) -> None:
     message = await claim_one(jobs)
     await message.save("text")
     for damaged in (b"5;3;\n", b"x", b"1;;\n3:1:"):
@@ -228,7 +221,7 @@ async def test_a_message_sleeps_on_the_server(jobs: Jobs, client: Client, handle
             await jobs.reschedule("a", 0)
             await handle(await claim_one(jobs))
             assert await depths(jobs) == (1, 0, 0, 0)
-        await let_pass(client, HOUR)
+        await advance(client, HOUR)
     message = await claim_one(jobs)
     assert message.attempt == 1
     await handle(message)
@@ -268,9 +261,7 @@ CALLS: dict[str, Callable[[Message[Any]], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_worker_that_stops_interrupts_its_handlers(
-    jobs: Jobs, client: Client, call: str
-) -> None:
+async def test_a_stopping_worker_interrupts_handlers(jobs: Jobs, client: Client, call: str) -> None:
     runs: list[Any] = []
 
     async def handle(message: delayq.Message[int]) -> None:

@@ -9,12 +9,11 @@ import pytest
 import sqlalchemy
 
 import delayq
-from delayq import Offer, sync
-from delayq._reliable.keys import ReliableKeys
+from delayq import Offer
 from delayq.codecs import EncryptedCodec, codec_for
 from delayq.outbox import Outbox
+from delayq.testing import advance
 from delayq.testing import tasks as testing
-from delayq.testing.time_travel import ADVANCE_RELIABLE
 from tests.support.board import (
     TOKEN,
     _templates_are_compiled_once,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from delayq import Client
-    from tests.support.servers import PrivateServer
 
 __all__ = ["_templates_are_compiled_once", "cli"]
 
@@ -59,9 +57,7 @@ async def dump(raw: Any) -> bytes:
     return b"".join(parts)
 
 
-async def test_the_server_sees_nothing_of_values_results_and_states(
-    client: Client, raw: Any
-) -> None:
+async def test_the_server_sees_no_values_results_and_states(client: Client, raw: Any) -> None:
     cards = client.reliable_queue("cards", codec=EncryptedCodec(KEYS), keep=60)
     await cards.offer_many(
         [Offer(VALUE, id="a", headers={"tenant": "7"}).then(Offer(VALUE, id="b"))]
@@ -133,8 +129,7 @@ async def test_a_handler_that_saves_its_state_again_does_not_sleep_again(client:
             steps.append("slept")
 
     await handle()
-    keys = ReliableKeys.of("cards").of_script(ADVANCE_RELIABLE)
-    await client.session.server.run(ADVANCE_RELIABLE, keys, (3_600_000_000,))
+    await advance(client, 3600)
     await handle()
     assert steps == ["slept"]
 
@@ -203,15 +198,6 @@ async def test_a_codec_around_it_is_not_left_out(client: Client) -> None:
     cards = client.reliable_queue("cards", codec=Around(EncryptedCodec(KEYS)))
     with pytest.raises(delayq.ConfigurationError, match=r"for_queue\(name\)"):
         await cards.offer(VALUE)
-
-
-def test_threads_use_encrypted_queues(server: PrivateServer) -> None:
-    with sync.connect(server.url) as client:
-        cards = client.reliable_queue("cards", codec=EncryptedCodec(KEYS))
-        name = cards.offer(VALUE)
-        message = cards.get(name)
-        assert message is not None
-        assert message.value == VALUE
 
 
 def test_the_command_line_shows_values_to_who_has_the_keys(

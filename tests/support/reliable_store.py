@@ -8,87 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.keys import MESSAGES, PRIORITIES, ReliableKeys
+from delayq.testing.time_travel import ADVANCE_RELIABLE
 
 HOUR = 3600
 _HOUR_US = HOUR * 1_000_000
 REPORTS = (b":history", b":workers", b":workers:facts")
 """The ends of the keys in which clients report what they did."""
 
-_PASS = """
-local function back(moment) return string.format('%.2f', moment - ARGV[1]) end
-local leased = redis.call('ZRANGE', KEYS[11], 0, -1, 'WITHSCORES')
-for i = 1, #leased, 2 do redis.call('HSETNX', KEYS[12], leased[i], leased[i + 1]) end
-for at = 1, 34 do
-  if at < 12 or at == 18 or at == 19 or at > 24 and at < 28 or at == 30 or at > 32 then
-    for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
-      redis.call('ZINCRBY', KEYS[at], -ARGV[1], id)
-    end
-  end
-end
--- Move the time of the offer, which stands behind this.
-local function move_offers(hash, behind)
-  local all = redis.call('HGETALL', hash)
-  for i = 1, #all, 2 do
-    local whole = all[i + 1]
-    local from = string.match(whole, '^' .. behind .. '()') or #whole + 1
-    local enqueued = tonumber(string.sub(whole, from, from + 15))
-    if enqueued then
-      local head, rest = string.sub(whole, 1, from - 1), string.sub(whole, from + 16)
-      redis.call('HSET', hash, all[i], head .. string.format('%016.0f', enqueued - ARGV[1]) .. rest)
-    end
-  end
-end
-move_offers(KEYS[13], '')
-move_offers(KEYS[20], '[^\\n]*\\n')
-move_offers(KEYS[31], '%a+ ')
-local records = redis.call('HGETALL', KEYS[14])
-for i = 1, #records, 2 do
-  local used, due, mark = string.match(records[i + 1], '^(%d+%-%d+:)([%d.]+)(.*)$')
-  if used then redis.call('HSET', KEYS[14], records[i], used .. back(due) .. mark) end
-end
-local expiries = redis.call('HGETALL', KEYS[15])
-for i = 1, #expiries, 2 do redis.call('HSET', KEYS[15], expiries[i], back(expiries[i + 1])) end
-local function moved(text, level)
-  local from = string.find(text, '\\0', 1, true) + level
-  if #text < from + 19 then return text end
-  local moment = string.format('%019.2f', string.sub(text, from + 1, from + 19) - ARGV[1])
-  return string.sub(text, 1, from) .. moment .. string.sub(text, from + 20)
-end
-local places = redis.call('HGETALL', KEYS[23])
-for i = 1, #places, 2 do redis.call('HSET', KEYS[23], places[i], moved(places[i + 1], 1)) end
-local turn = redis.call('HGET', KEYS[29], 'ungrouped_turn')
-if turn then redis.call('HSET', KEYS[29], 'ungrouped_turn', back(turn)) end
-for _, at in ipairs({28, 30, 31}) do
-  local left = redis.call('PTTL', KEYS[at])
-  if left > 0 then redis.call('PEXPIRE', KEYS[at], math.ceil(left - ARGV[1] / 1000)) end
-end
-for at, level in pairs({[24] = 1, [28] = 0}) do
-  for _, member in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
-    -- In this order, the set is never empty, so that it keeps its time to live.
-    redis.call('ZADD', KEYS[at], 0, moved(member, level))
-    if moved(member, level) ~= member then redis.call('ZREM', KEYS[at], member) end
-  end
+# Suspects have a moment as well, which is below 0.
+_MOVE_SUSPECTS = """
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(0')) do
+  redis.call('ZINCRBY', KEYS[1], -ARGV[1], id)
 end
 """
-
 _DUMP = """
 local reply = {redis.call('TIME')}
-for at = 1, 11 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
-for at = 12, 17 do reply[#reply + 1] = redis.call('HGETALL', KEYS[at]) end
-for at = 18, 19 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
-reply[#reply + 1] = redis.call('HGETALL', KEYS[20])
-reply[#reply + 1] = redis.call('EXISTS', KEYS[21])
-reply[#reply + 1] = redis.call('HGETALL', KEYS[22])
-reply[#reply + 1] = redis.call('HGETALL', KEYS[23])
-for at = 24, 28 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
-reply[#reply + 1] = redis.call('ZRANGE', KEYS[30], 0, -1, 'WITHSCORES')
-reply[#reply + 1] = redis.call('HGETALL', KEYS[31])
-for at = 30, 31 do reply[#reply + 1] = redis.call('PTTL', KEYS[at]) end
-for at = 33, 34 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
-reply[#reply + 1] = redis.call('HKEYS', KEYS[35])
+for _, key in ipairs(KEYS) do
+  local kind = redis.call('TYPE', key).ok
+  reply[#reply + 1] = kind == 'hash' and redis.call('HGETALL', key)
+    or kind == 'zset' and redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+    or kind == 'string' and {'value', redis.call('GET', key)} or {}
+  reply[#reply + 1] = redis.call('PTTL', key)
+end
 return reply
 """
+_WAITING = [f"waiting_{priority}" for priority in range(PRIORITIES - 1, -1, -1)]
+_OTHERS = ("remembered", "dead", "dead_messages", "paused", "schedules", "record_times", "records")
+_ALL = (*MESSAGES, *_OTHERS, "kept_slots", "settings", "awaited")
 
 
 async def expire(raw: Any, keys: ReliableKeys) -> None:
@@ -136,7 +83,6 @@ class Stored:
     """When each waiting message of a group is due, by id; these are in ``live``, too."""
     group_turns: dict[str, float]
     suspect_turns: dict[str, float]
-    rate_log: list[str]
     record_times: dict[str, float]
     """When each record was changed last, by id, in order."""
     records: set[str]
@@ -211,84 +157,86 @@ class Store:
     def __init__(self, connection: Any, name: str, partition: int = 0) -> None:
         self.keys = ReliableKeys.of(name, partition=partition)
         self._raw = connection
-        first_keys = ("remembered", "dead", "dead_messages", "paused", "schedules")
-        later_keys = ("settings", "record_times", "records", "awaited")
-        self._names = (
-            *self.keys.messages[:17],
-            *(getattr(self.keys, name) for name in first_keys),
-            *self.keys.messages[17:-2],
-            *(getattr(self.keys, name) for name in later_keys),
-            self.keys.named("expiry_index"),
-            self.keys.kept_slots,
-            self.keys.named("checkpoints"),
-        )
+        self._names = {name: self.keys.named(name) for name in _ALL}
 
     async def let_pass(self, seconds: float) -> None:
-        """Let ``seconds`` pass for everything that is stored."""
-        await self._raw.eval(_PASS, len(self._names), *self._names, int(seconds * 1_000_000))
+        """Let ``seconds`` pass for everything that is stored, but for batches, which would be
+        forgotten.
+        """
+        batches, by_us = (self.keys.batches, self.keys.batch_members), int(seconds * 1_000_000)
+        keys = [
+            f"{key}:unmoved" if key in batches else key
+            for key in self.keys.of_script(ADVANCE_RELIABLE)
+        ]
+        await self._raw.eval(_MOVE_SUSPECTS, 1, self.keys.leased, by_us)
+        await self._raw.eval(ADVANCE_RELIABLE.text, len(keys), *keys, by_us)
 
     async def look(self) -> Stored:
         """Read everything at a single moment."""
         (seconds, microseconds), *parts = await self._raw.eval(
-            _DUMP, len(self._names), *self._names
+            _DUMP, len(self._names), *self._names.values()
         )
         now = int(seconds) * 1_000_000 + int(microseconds)
-        *sets, leases = [
-            {key: float(moment) - now for key, moment in _pairs(part).items()}
-            for part in parts[:11]
-        ]
+        found = dict(zip(self._names, map(_pairs, parts[::2]), strict=True))
+        ends_in = dict(zip(self._names, parts[1::2], strict=True))
+
+        def moments(name: str) -> dict[str, float]:
+            return {key: float(moment) - now for key, moment in found[name].items()}
+
+        def texts(name: str) -> dict[str, str]:
+            return {key: text.decode() for key, text in found[name].items()}
+
+        priorities = {key: int(priority) for key, priority in found["priorities"].items()}
+        grouped, leases = moments("group_waiting"), moments("leased")
         suspects = {key for key, end in leases.items() if end + now < 0}
         leases = {key: end + 2**53 if key in suspects else end for key, end in leases.items()}
-        hashes = [_pairs(part) for part in parts[11:17]]
-        tokens, bodies, attempts, expiries, errors, priorities = hashes
-        done, dead = (_pairs(part) for part in parts[17:19])
-        waiting = [(key, (at, sets[at][key])) for at in range(9, -1, -1) for key in sets[at]]
-        grouped, turns, trials = (
-            {key: float(moment) - now for key, moment in _pairs(part).items()}
-            for part in parts[24:27]
-        )
-        waiting += [(key, (int(priorities.get(key, 0)), due)) for key, due in grouped.items()]
-        leased = {key: (int(priorities.get(key, 0)), end) for key, end in leases.items()}
+        waiting = [
+            (key, (9 - place, due))
+            for place, name in enumerate(_WAITING)
+            for key, due in moments(name).items()
+        ]
+        placed = [(key, (priorities.get(key, 0), due)) for key, due in (grouped | leases).items()]
+        records = texts("attempts")
         return Stored(
             now=now,
-            live={**dict(waiting), **leased},
+            live=dict([*waiting, *placed]),
             leases=leases,
-            order=[*leases, *(key for key, _ in waiting)],
-            tokens={key: token.decode() for key, token in tokens.items()},
-            bodies=bodies,
-            attempts={key: _attempts(record) for key, record in attempts.items()},
+            order=[*leases, *(key for key, _ in waiting), *grouped],
+            tokens=texts("tokens"),
+            bodies=found["bodies"],
+            attempts={key: _attempts(record) for key, record in records.items()},
             lost={
-                key: int(record.rpartition(b":")[2])
-                for key, record in attempts.items()
-                if record.count(b":") > 1
+                key: int(record.rpartition(":")[2])
+                for key, record in records.items()
+                if record.count(":") > 1
             },
             suspects=suspects,
-            expiries={key: float(end) - now for key, end in expiries.items()},
-            expiry_index={key: float(end) - now for key, end in _pairs(parts[32]).items()},
-            kept_slots={key: float(end) - now for key, end in _pairs(parts[33]).items()},
-            errors={key: error.decode() for key, error in errors.items()},
-            priorities={key: int(priority) for key, priority in priorities.items()},
-            remembered={key: float(end) - now for key, end in done.items()},
-            dead=list(dead),
-            dead_messages=_pairs(parts[19]),
-            paused=bool(parts[20]),
-            schedules=_pairs(parts[21]),
-            positions={key: place.decode() for key, place in _pairs(parts[22]).items()},
-            group_members=list(_pairs(parts[23])),
+            expiries=moments("expiries"),
+            expiry_index=moments("expiry_index"),
+            kept_slots=moments("kept_slots"),
+            errors=texts("errors"),
+            priorities=priorities,
+            remembered=moments("remembered"),
+            dead=list(found["dead"]),
+            dead_messages=found["dead_messages"],
+            paused=bool(found["paused"]),
+            # The empty field counts how far their time has moved.
+            schedules={name: record for name, record in found["schedules"].items() if name},
+            positions=texts("positions"),
+            group_members=list(found["group_members"]),
             group_waiting=grouped,
-            group_turns=turns,
-            suspect_turns=trials,
-            rate_log=list(_pairs(parts[27])),
-            record_times={key: float(moment) - now for key, moment in _pairs(parts[28]).items()},
-            records=set(_pairs(parts[29])),
-            records_end_in=(parts[30], parts[31]),
-            checkpoints={key.decode() for key in parts[34]},
+            group_turns=moments("group_turns"),
+            suspect_turns=moments("suspect_turns"),
+            record_times=moments("record_times"),
+            records=set(found["records"]),
+            checkpoints=set(found["checkpoints"]),
+            records_end_in=(ends_in["record_times"], ends_in["records"]),
         )
 
     async def others(self) -> set[str]:
         """Return all keys that do not belong to the queue, except for reports of clients."""
         keys = [key for key in await self._raw.keys("*") if not key.endswith(REPORTS)]
-        return {key.decode() for key in keys} - {*self._names}
+        return {key.decode() for key in keys} - {*self._names.values()}
 
     async def keys_and_dumps(self) -> dict[str, bytes]:
         """Return everything on the server, as it is stored, except for reports of clients."""
@@ -296,14 +244,9 @@ class Store:
         keys = sorted(key.decode() for key in names)
         return {key: await self._raw.dump(key) for key in keys}
 
-    async def values(self) -> list[bytes]:
-        """Return the payloads of all live messages, in queue order."""
-        stored = await self.look()
-        return [stored.bodies[key].partition(b"\n")[2] for key in stored.order]
 
-
-def _attempts(record: bytes) -> tuple[int, int]:
-    attempt_count, uncounted = record.partition(b":")[0].split(b"-")
+def _attempts(record: str) -> tuple[int, int]:
+    attempt_count, uncounted = record.partition(":")[0].split("-")
     return int(attempt_count), int(uncounted)
 
 
