@@ -1,4 +1,6 @@
-"""Each role's rules cover its scripts and the keys of its own queues, and nothing else."""
+"""Each role's rules cover its scripts and the keys of its own queues, and nothing else. A command
+prints them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from delayq._redis.rights import commands_tried
 from delayq._redisson.keys import RESERVED, DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import ROLES, acl_rules, scripts_of
+from delayq.cli.app import run
 from tests.support.depth import examples
 from tests.support.names import every_key, names
 
 if TYPE_CHECKING:
     from delayq.admin.acl import Kind, Role
+
 
 KINDS: tuple[Kind, ...] = ("delayed", "reliable")
 
@@ -128,3 +132,34 @@ def test_a_name_that_no_acl_rule_can_hold_is_refused() -> None:
         acl_rules("producer")
     with pytest.raises(BadInput, match="role must be one of producer, consumer, admin, dashboard"):
         acl_rules("king", reliable=["orders"])  # type: ignore[arg-type]
+
+
+def test_the_acl_command_prints_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def rules(line: str) -> list[str]:
+        assert run(["acl", *line.split()]) == 0
+        (printed,) = capsys.readouterr().out.splitlines()
+        return printed.split()
+
+    printed_rules = rules("consumer mails reliable:jobs delayed:orders")
+    assert printed_rules == [*acl_rules("consumer", delayed=["orders"], reliable=["mails", "jobs"])]
+    printed_rules = rules("dashboard shop: --prefix --database 3")
+    assert {"~delayq:{shop:*}:waiting", "&delayq:{shop:*}:settings", "+select"} <= {*printed_rules}
+    printed_rules = rules(
+        "producer mails --partitions 16 --servers cluster --durability replicas:2"
+    )
+    # The first partition has the queue's own keys.
+    keys = {"~delayq:{mails}:waiting", "~delayq:part:{[0-9]:???:mails}:waiting"}
+    keys |= {"~delayq:part:{[0-9][0-9]:???:mails}:waiting"}
+    assert {"+cluster|slots", "+asking", "+wait", *keys} <= {*printed_rules}
+    assert "+waitaof" in rules("producer mails --servers sentinel --durability fsync")
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        *("producer a --servers two", "producer a --durability much", "producer", "king a"),
+        *("producer a --partitions 0", "producer a --partitions 9999"),
+    ):
+        assert run(["acl", *line.split()]) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1), line
+    assert run(["acl", "producer", "a b"]) == 2

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # At this interval of re-checks, this number of clients is a crowd.
 RESYNC, CROWD = 5.0, 2000
-OTHERS_NOTICE = TransferNotice(-1, 0, "other", wants_messages=True)
 
 
 def us(second: float) -> int:
@@ -215,9 +214,7 @@ class TestWakeups:
             assert desk.at(10.01) == 2
             assert not desk.goes_first, reply
 
-    def test_a_call_that_is_not_made_says_nothing_about_others_or_the_server(
-        self, desk: Desk
-    ) -> None:
+    def test_a_call_that_is_not_made_says_nothing_of_others_or_the_server(self, desk: Desk) -> None:
         desk.plan.stagger.transferred(2, 0.0)
         desk.replies.extend([None, CallOutcome.NO_CALLERS])
         assert desk.wake() == 1

@@ -1,8 +1,10 @@
-"""Redisson's names and bytes."""
+"""Redisson's names, bytes and scores, and the confirmations that a failover may lose."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given
@@ -11,11 +13,16 @@ from redis.crc import key_slot
 
 from delayq._redis.slots import hash_tag, slot_of
 from delayq._redisson.keys import RESERVED, DelayedKeys
-from delayq._redisson.records import id_of, pack, payload_of
+from delayq._redisson.records import PendingRecord, id_of, pack, parse_score, payload_of, score_of
+from delayq._redisson.store import DelayedDepth
+from delayq._redisson.take_calls import _MAX_CONFIRMATIONS, _REPLICA_LAG, _Confirmations
 from delayq._reliable.keys import ReliableKeys
-from delayq.errors import BadName
+from delayq.errors import BadName, ServerUnavailable
 from tests.support.cases import naming
 from tests.support.names import every_key, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_the_keys_of_a_plain_name_carry_it_in_braces() -> None:
@@ -46,13 +53,16 @@ def test_a_reliable_queue_has_any_name_that_does_not_close_its_braces(name: str)
         assert not name or name.startswith("}")
 
 
-KINDS = (DelayedKeys, ReliableKeys)
+KINDS: tuple[Callable[..., DelayedKeys | ReliableKeys], ...] = (
+    *(DelayedKeys.of, ReliableKeys.of),
+    partial(ReliableKeys.of, partition=7),
+)
 
 
-def keys_of(kind: type[DelayedKeys | ReliableKeys], name: str) -> list[str]:
-    """Return all keys of a queue: none if it cannot have this name."""
+def keys_of(kind: Callable[..., DelayedKeys | ReliableKeys], name: str) -> list[str]:
+    """Return all keys of a queue, or of its partition: none if it cannot have this name."""
     try:
-        return every_key(kind.of(name))
+        return every_key(kind(name))
     except BadName:
         return []
 
@@ -62,12 +72,11 @@ def test_two_queues_share_no_key(name: str, other: str) -> None:
     # Redisson gives "a" and "{a}" the same keys, except for the ready list: see the next test.
     assume(other not in (name, f"{{{name}}}") and name != f"{{{other}}}")
     theirs = [key for kind in KINDS for key in keys_of(kind, other)]
+    ours = [key for kind in KINDS for key in keys_of(kind, name)]
+    assert len({*ours}) == len(ours)
+    assert not {*ours} & {*theirs}
     for kind in KINDS:
-        ours = keys_of(kind, name)
-        assert len(set(ours)) == len(ours)
-        assert len({hash_tag(key) for key in ours}) <= 1
-        assert not {*ours} & {*theirs}
-    assert not {*keys_of(DelayedKeys, name)} & {*keys_of(ReliableKeys, name)}
+        assert len({hash_tag(key) for key in keys_of(kind, name)}) <= 1
 
 
 @given(names)
@@ -91,12 +100,12 @@ def test_a_delayed_queue_is_not_called_as_another_queues_key() -> None:
 
 def test_a_name_has_512_bytes_at_most() -> None:
     for kind in KINDS:
-        kind.of("é" * 256)
+        kind("é" * 256)
         for name in ("é" * 256 + "x", "x" * 513):
             with naming(kind, name), pytest.raises(BadName, match="at most 512 bytes, not 513"):
-                kind.of(name)
+                kind(name)
         with naming(kind), pytest.raises(BadName, match="at most 512 bytes, not 514"):
-            kind.of("x" * 512, "p:{}".format)
+            kind("x" * 512, "p:{}".format)
 
 
 def test_a_record_is_redissons_byte_for_byte_and_older_forms_are_read() -> None:
@@ -126,3 +135,82 @@ def test_a_cut_record_is_no_record() -> None:
     for cut in set(range(22)) - {18}:
         with naming(cut):
             assert payload_of(pack(b"ABCDEFGH", b"hello", 8)[:cut]) is None
+
+
+def test_a_score_is_a_moment_in_microseconds() -> None:
+    cases = [
+        (b"0", 0),
+        (b"1700000000123", 1_700_000_000_123_000),
+        (b"9007199254740992", 2**53 * 1000),
+        (b"9007199254740991", (2**53 - 1) * 1000),
+        # Other programs may have left these.
+        (b"1700000000123.25", 1_700_000_000_124_000),
+        (b"-5", 0),
+        (b"-inf", 0),
+        (b"inf", 2**53 * 1000),
+        (b"1e300", 2**53 * 1000),
+    ]
+    for score, moment_us in cases:
+        with naming(score, moment_us):
+            assert parse_score(score) == moment_us
+            assert PendingRecord(b"", score).due_us == moment_us
+
+
+def test_a_moment_in_whole_milliseconds_has_a_whole_score() -> None:
+    for ms in [0, 1, 1_700_000_000_123, 2**53 - 1, 2**53]:
+        with naming(ms):
+            assert score_of(ms * 1000) == str(ms)
+    # Between two milliseconds, the score is between theirs.
+    assert score_of(1_700_000_000_123_456) == "1700000000123.456"
+
+
+def test_a_queue_without_pending_messages_is_not_overdue() -> None:
+    assert DelayedDepth(0, 3, 1, None).overdue_us(5_000) == 0
+    assert DelayedDepth(1, 0, 0, 9_000).overdue_us(5_000) == 0
+    assert DelayedDepth(1, 0, 0, 2_000).overdue_us(5_000) == 3_000
+
+
+class Case:
+    """Confirmations from a server that can be replaced, on a clock that can be set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.path: object = "the old master"
+        self.confirmed = _Confirmations(self._find, lambda: self.now)
+
+    def _find(self) -> object:
+        if self.path is None:
+            raise ServerUnavailable("no master")
+        return self.path
+
+    def in_doubt(self) -> list[str]:
+        return [*self.confirmed.in_doubt()]
+
+
+def test_confirmations_that_the_replicas_have_are_forgotten() -> None:
+    case = Case()
+    case.confirmed.add("a")
+    case.now += _REPLICA_LAG
+    case.confirmed.add("b")
+    case.now += 0.1
+    assert case.in_doubt() == []
+    case.path = "another"
+    assert case.in_doubt() == ["b"]
+
+
+def test_while_there_is_no_master_nothing_is_forgotten() -> None:
+    case = Case()
+    case.confirmed.add("a")
+    case.path = None
+    case.now += 100 * _REPLICA_LAG
+    assert case.in_doubt() == []
+    case.path = "another"
+    assert case.in_doubt() == ["a"]
+
+
+def test_memory_is_bounded() -> None:
+    case = Case()
+    for number in range(_MAX_CONFIRMATIONS + 1):
+        case.confirmed.add(str(number))
+    case.path = "another"
+    assert case.in_doubt() == [str(number) for number in range(1, _MAX_CONFIRMATIONS + 1)]

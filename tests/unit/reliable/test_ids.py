@@ -34,9 +34,7 @@ def test_threads_never_generate_the_same_id() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_generates_other_ids_than_its_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_forked_child_generates_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     # Time is frozen, so both ids are made in the same millisecond.
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now)

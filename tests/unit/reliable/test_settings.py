@@ -72,9 +72,7 @@ def test_stored_settings_are_read_and_what_is_not_stored_is_the_default() -> Non
         st.none() | st.binary(max_size=12), min_size=len(HASH_FIELDS), max_size=len(HASH_FIELDS)
     )
 )
-def test_settings_that_other_programs_wrote_are_read_within_bounds(
-    values: list[bytes | None],
-) -> None:
+def test_settings_of_other_programs_are_read_within_bounds(values: list[bytes | None]) -> None:
     stored = StoredSettings.of(values)
     public = stored.public()
     assert 1 <= public.partitions <= 1024

@@ -1,5 +1,4 @@
 """The moments at which a recurring message is due."""
-# ruff: noqa: DTZ001 - local times without a zone are what a clock shows
 
 from __future__ import annotations
 
@@ -148,44 +147,6 @@ def test_moments_are_those_of_a_clock_that_is_watched(
     assert ours(expression, zone, after, until) == list(
         Model(expression).moments(zone, after, until)
     )
-
-
-HALF_HOURS = [f"{hour:02}:30{'+0100' if hour < 2 else '+0200'}" for hour in range(24) if hour != 2]
-TWICE = ["02:00+0200", "02:30+0200", "02:00+0100", "02:30+0100"]
-HALF_TWICE = [f"01:{minute}+1100" for minute in ("00", "15", "30", "45")]
-HALF_TWICE += ["01:30+1030", "01:45+1030"]
-
-
-def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
-    start = day.replace(tzinfo=zone).astimezone(UTC) - MICROSECOND
-    end = (day + DAY).replace(tzinfo=zone).astimezone(UTC)
-    return [f"{moment.astimezone(zone):%H:%M%z}" for moment in ours(expression, zone, start, end)]
-
-
-CLOCK_CHANGES: list[tuple[tzinfo, datetime, str, list[str]]] = [
-    # An hour that is skipped.
-    (BERLIN, datetime(2026, 3, 29), "30 2 * * *", ["03:00+0200"]),
-    (BERLIN, datetime(2026, 3, 29), "0,30 2,3 * * *", ["03:00+0200", "03:30+0200"]),
-    (BERLIN, datetime(2026, 3, 29), "30 * * * *", HALF_HOURS),
-    (NEW_YORK, datetime(2026, 3, 8), "30 2 * * *", ["03:00-0400"]),
-    (LORD_HOWE, datetime(2026, 10, 4), "15 2 * * *", ["02:30+1100"]),
-    (LORD_HOWE, datetime(2026, 10, 4), "45 2 * * *", ["02:45+1100"]),
-    # An hour that occurs twice.
-    (BERLIN, datetime(2026, 10, 25), "30 2 * * *", ["02:30+0200"]),
-    (BERLIN, datetime(2026, 10, 25), "15 30 2 * * *", ["02:30+0200"]),
-    (BERLIN, datetime(2026, 10, 25), "*/30 2 * * *", TWICE),
-    (NEW_YORK, datetime(2026, 11, 1), "30 1 * * *", ["01:30-0400"]),
-    (LORD_HOWE, datetime(2026, 4, 5), "*/15 1 * * *", HALF_TWICE),
-    # A day that is skipped.
-    (APIA, datetime(2011, 12, 30), "0 12 * * *", []),
-    (APIA, datetime(2011, 12, 31), "0 12 * * *", ["00:00+1400", "12:00+1400"]),
-]
-
-
-@needs_cron
-def test_daylight_saving() -> None:
-    for zone, day, expression, times in CLOCK_CHANGES:
-        assert local_times(expression, zone, day) == times, (zone, day, expression)
 
 
 @needs_cron

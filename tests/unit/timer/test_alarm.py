@@ -107,9 +107,7 @@ class TestTimerfd:
         timer.stop()
         assert descriptors() == before
 
-    async def test_a_timer_that_nobody_keeps_fires_first_and_gives_its_descriptor_back(
-        self,
-    ) -> None:
+    async def test_a_timer_that_nobody_keeps_fires_and_gives_its_descriptor_back(self) -> None:
         before, fired = descriptors(), asyncio.Event()
         HashedWheelTimer().new_timeout(lambda _: fired.set(), 0.02)
         gc.collect()

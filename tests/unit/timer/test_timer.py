@@ -173,9 +173,7 @@ class TestWakingUp:
 
 
 class TestHoldingTheLoop:
-    def test_many_due_at_once_are_fired_in_slices_between_which_others_run(
-        self, bench: Bench
-    ) -> None:
+    def test_many_due_at_once_are_fired_in_slices_with_others_between(self, bench: Bench) -> None:
         added = [bench.add(0.5) for _ in range(5_000)]
         bench.loop.clock.advance(1)
         slices: list[int] = []
@@ -274,9 +272,7 @@ class TestLimit:
 
 
 class TestStop:
-    def test_stop_returns_the_pending_timeouts_and_cancels_every_one_once(
-        self, bench: Bench
-    ) -> None:
+    def test_stop_returns_pending_timeouts_and_cancels_each_once(self, bench: Bench) -> None:
         assert HashedWheelTimer().stop() == [], "it was never used"
         fired = bench.add(0.1)
         bench.add(5).cancel()
