@@ -1,4 +1,6 @@
-"""Consumers for storms: they report what they see to a witness, and some expect to be killed."""
+"""Producers and consumers for storms: producers note what they were told, and consumers report what
+they see to a witness. Some expect to be killed.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import pytest
 
 import delayq
-from tests.faults.history import Delivered, End, Notes, now_us
+from delayq import Offer
+from tests.faults.history import Delivered, End, History, Notes, Offered, Told, now_us
 from tests.support.links import detour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
     from pathlib import Path
+
 
 Kind = Literal["reliable", "deliveries", "plain"]
 KINDS: tuple[Kind, ...] = ("reliable", "deliveries", "plain")
@@ -348,3 +352,70 @@ async def _consume(
         except delayq.ServerError:
             # The process was started while the server was away.
             await asyncio.sleep(0.05)
+
+
+_FAILED = (delayq.ServerUnavailable, delayq.ServerRefused)
+
+
+def _begin(history: History, messages: Mapping[int, float]) -> None:
+    began = now_us()
+    for key, delay in messages.items():
+        history.offered[key] = Offered(began + int(delay * 1_000_000))
+
+
+async def offer_together(
+    client: delayq.Client,
+    kind: Kind,
+    history: History,
+    messages: Mapping[int, float],
+    *,
+    named: bool,
+) -> None:
+    """Offer messages in one call: their keys, each with its delay in seconds."""
+    _begin(history, messages)
+    outcome, stored = Told.OK, set[int]()
+    try:
+        if kind == "reliable":
+            offers = [
+                Offer(
+                    key,
+                    delay=delay,
+                    id=f"m{key}" if named else None,
+                    group=history.group_of(key),
+                )
+                for key, delay in messages.items()
+            ]
+            await open_reliable(client).offer_many(offers)
+        else:
+            await open_delayed(client).offer_many([*messages.items()])
+    except delayq.OutcomeUnknown as error:
+        outcome = Told.UNKNOWN
+        if kind != "reliable":
+            stored = {int(receipt._payload) for receipt in error.stored}
+        elif named:
+            stored = {int(name[1:]) for name in error.stored}
+    except _FAILED:
+        outcome = Told.FAILED
+    for key in messages:
+        history.offered[key].told = Told.OK if key in stored else outcome
+
+
+async def offer_each(
+    client: delayq.Client, kind: Kind, history: History, messages: Mapping[int, float]
+) -> None:
+    """Offer messages with a call for each of them, all at once."""
+    _begin(history, messages)
+
+    async def offer(key: int, delay: float) -> None:
+        try:
+            if kind == "reliable":
+                await open_reliable(client).offer(key, delay, group=history.group_of(key))
+            else:
+                await open_delayed(client).offer(key, delay)
+            history.offered[key].told = Told.OK
+        except _FAILED:
+            history.offered[key].told = Told.FAILED
+        except delayq.OutcomeUnknown:
+            pass
+
+    await asyncio.gather(*(offer(key, delay) for key, delay in messages.items()))

@@ -1,9 +1,5 @@
 """Chains, batches and messages that are resumed, while workers and the server are killed.
 
-::
-
-    python -m tests.faults.continued --chains 5000 --batches 200 --members 500 --resumable 500
-
 A worker process dies every 0.4 s, and the server every 3 s; it keeps an append-only file. In every
 tenth batch, two messages become dead letters, and are redriven in the end. A resumable message has
 stages: the first ones are steps, and after each of the others it saves where it is. :func:`judge`
@@ -20,31 +16,29 @@ names what must not happen:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import logging
 import os
-import sys
-import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq import Offer
 from delayq.errors import DelayqError
-from tests.faults.checker import Violation, summary
+from tests.faults.checker import Violation
 from tests.faults.consumers import die_with_parent
 from tests.faults.history import now_us
 from tests.faults.victims import start
 from tests.support.links import Links
-from tests.support.servers import PrivateServer, first_kind, memory_disk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+    from tests.support.servers import PrivateServer
 
 QUEUE = "continued"
 LEASE = 3.0
@@ -337,45 +331,3 @@ def _too_soon(plan: Plan, seen: Seen, doubtful: Collection[int]) -> Iterator[Vio
                 yield Violation(
                     "too soon", number, f"{key} came before {late[0]} and {len(late) - 1} others"
                 )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, usual in (
-        ("chains", 500),
-        ("batches", 20),
-        ("members", 100),
-        ("resumable", 50),
-        ("round-trip", 0),
-        ("within", 600),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=usual)
-    arguments = parser.parse_args()
-    plan = Plan(
-        arguments.chains,
-        arguments.batches,
-        arguments.members,
-        arguments.resumable,
-        round_trip=arguments.round_trip,
-        within=arguments.within,
-    )
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        PrivateServer(first_kind(), within=memory_disk(), appendonly="everysec") as server,
-    ):
-        storm, began = Storm(server, plan, Path(folder)), now_us()
-        asyncio.run(storm.blow())
-        seen = storm.seen()
-    deliveries = sum(len(notes.began_us) for by_id in seen.values() for notes in by_id.values())
-    print(
-        f"{plan.chains:,} chains, {plan.batches:,} batches of {plan.members:,} and"
-        f" {plan.resumable:,} resumable messages ended after {(now_us() - began) / 1e6:.0f} s and"
-        f" {storm.kills} kills of workers: {len(seen):,} messages and stages, {deliveries:,}"
-        f" beginnings, {len(storm.doubtful)} batches in doubt"
-    )
-    violations = judge(plan, seen, storm.doubtful)
-    sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)
-
-
-if __name__ == "__main__":
-    main()

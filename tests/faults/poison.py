@@ -1,9 +1,5 @@
 """Messages that kill their workers, among others that do not.
 
-::
-
-    python -m tests.faults.poison MAX_ATTEMPTS [PROCESSES]
-
 Worker processes note what they begin, and each is replaced when it dies. A killer dies at once, or
 after a while. :func:`judge` names what must not happen:
 
@@ -23,23 +19,22 @@ import math
 import os
 import random
 import signal
-import sys
-import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq import Offer
-from tests.faults.checker import Violation, summary
+from tests.faults.checker import Violation
 from tests.faults.consumers import die_with_parent, micros
 from tests.faults.history import Delivered, End, Notes, now_us, read_notes
 from tests.faults.victims import start
-from tests.support.servers import PrivateServer, first_kind, memory_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.servers import PrivateServer
 
 QUEUE = "poison"
 LEASE = 2.5
@@ -158,22 +153,3 @@ def _company(
                 if other is not suspect and suspect.claimed_us <= other.claimed_us < until:
                     words = f"was a suspect in {suspect.who}, which took {other.key} beside it"
                     yield Violation("company", key, words)
-
-
-def main() -> None:
-    most, crowd = (
-        int(sys.argv[at]) if len(sys.argv) > at else usual for at, usual in ((1, 3), (2, 1))
-    )
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        PrivateServer(first_kind(), within=memory_disk()) as server,
-    ):
-        outcome = asyncio.run(spread(server, Path(folder), most, crowd))
-    attempts = Counter(used for key, used in outcome.dead.items() if key < KILLERS)
-    print(f"{outcome.deaths} deaths of processes; dead after: {dict(attempts)}")
-    violations = judge(outcome, most)
-    sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)
-
-
-if __name__ == "__main__":
-    main()

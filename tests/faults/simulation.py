@@ -26,11 +26,18 @@ from delayq import Limit
 from delayq.admin.reliable import ReliableInspector
 from tests.faults import consumers
 from tests.faults.checker import Rules, Violation, summary
-from tests.faults.consumers import KINDS, QUEUE, Consumer, Habits, Kind, open_reliable
+from tests.faults.consumers import (
+    KINDS,
+    QUEUE,
+    Consumer,
+    Habits,
+    Kind,
+    offer_together,
+    open_reliable,
+)
 from tests.faults.history import Delivered, End, Fault, History, Told, now_us
 from tests.faults.limits import judge_storm
 from tests.faults.network import REPLIES, REQUESTS, Connection, Network
-from tests.faults.producers import offer_together
 from tests.faults.storm import _Doubts
 from tests.faults.virtual import EPOCH, Process, VirtualLoop, governed
 

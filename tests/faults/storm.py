@@ -49,6 +49,8 @@ from tests.faults.consumers import (
     Consumer,
     Habits,
     Kind,
+    offer_each,
+    offer_together,
     open_reliable,
     shorten_deadlines,
 )
@@ -65,7 +67,6 @@ from tests.faults.history import (
     read_notes,
 )
 from tests.faults.limits import judge_storm
-from tests.faults.producers import offer_each, offer_together
 from tests.faults.replicated import BehindSentinels, InCluster
 from tests.faults.victims import start
 from tests.support.links import Direction, Links, detour

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.faults.checker import Rules, check, summary
-from tests.faults.history import Delivered, End, Fault, History, Notes, Offered, Told, read_notes
-from tests.faults.limits import Bound, Log
+from tests.faults.history import Delivered, End, Fault, History, Offered, Told
 from tests.faults.test_planted import PLANTS
 from tests.faults.test_simulation import SAFEGUARDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECOND = 1_000_000
 LEASE = 2 * SECOND
@@ -124,42 +120,6 @@ def test_the_checker_names_what_breaks_a_rule_and_nothing_else() -> None:
     unleased = [check(story(*some), for_good) for some in ((), (came(0, 0), came(0, 60)))]
     assert summary(unleased[0]) == "1 lost; lost: message 0 was stored and never came"
     assert [violation.kind for violation in unleased[1]] == ["duplicate"]
-
-
-def test_notes_of_a_process_that_was_killed_are_read_but_for_the_last_line(tmp_path: Path) -> None:
-    notes = Notes(tmp_path / "one")
-    first, second = came(0, 0, End.NONE), came(1, 0, End.NONE)
-    notes.began(first)
-    notes.began(second)
-    first.end, first.ended_us = End.ACKED, DUE + SECOND
-    first.ends_us += SECOND
-    notes.ended(first)
-    with (tmp_path / "one").open("a") as cut:
-        cut.write("1\t5\tone")
-    assert read_notes([tmp_path / "one"]) == [first, second]
-
-
-def test_a_lease_that_was_renewed_before_its_process_was_killed_is_no_further_start() -> None:
-    noted = came(0, 0, End.NONE)
-    log = Log(History(delivered=[noted]), {0: "a"}, {"a": Bound()}, kills={"one": DUE + 9 * SECOND})
-    # As the server showed it after the third renewal.
-    log.leases.add((0, DUE + 4 * SECOND + LEASE))
-    assert log.claims(LEASE) == [noted]
-    log.leases.add((0, DUE + 10 * SECOND + LEASE))
-    assert [one.claimed_us for one in log.claims(LEASE)] == [DUE, DUE + 10 * SECOND]
-
-
-def test_a_message_that_went_back_before_it_was_begun_is_no_start() -> None:
-    noted = came(0, 1)
-    log = Log(History(delivered=[noted]), {0: "a", 1: "a"}, {"a": Bound()})
-    log.leases = {(0, DUE + LEASE), (1, DUE + LEASE)}
-    assert [one.key for one in log.claims(LEASE)] == [1, 0]
-    # Cancelled when it was seen to be leased, which it may not have been any more.
-    log.cancelled[1] = DUE + SECOND
-    assert log.claims(LEASE) == [noted]
-    # Its lease was lost: its worker may have begun it.
-    noted.claimed_us = DUE + LEASE
-    assert [one.claimed_us for one in log.claims(LEASE)] == [DUE, DUE + LEASE]
 
 
 BUGS = {bug: plant for bug, (_, _, plant) in PLANTS.items()}

@@ -1,19 +1,24 @@
-"""Under load, everything breaks again and again: 300 faults over 500,000 messages, in all."""
+"""Under load, everything breaks again and again, processes are killed, and clients leave: nothing
+is lost, doubled, early or left behind, and limits are exact.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.conftest import _USED, FOUND
-from tests.faults import report
+from tests.faults import continued, limits_storm, moments, poison, report
 from tests.faults.checker import check, summary
-from tests.faults.consumers import KINDS, Kind, shorten_deadlines
+from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
 from tests.faults.history import Told
+from tests.faults.limits import Bound, judge
 from tests.faults.replicated import BehindSentinels, InCluster
-from tests.faults.storm import Plan, ride_out
+from tests.faults.storm import AWAY_FOR_LONG, Plan, ride_out
+from tests.support.depth import in_gate, nightly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,9 +26,8 @@ if TYPE_CHECKING:
     from tests.faults.replicated import Replicated
     from tests.support.servers import PrivateServer
 
-pytestmark = [pytest.mark.storm, pytest.mark.every_server]
-
 FAULTS = 300
+"""Of all storms of the last kind, over this many messages:"""
 MESSAGES = 500_000
 STORMS = len(KINDS) * max(1, len(FOUND))
 
@@ -36,6 +40,8 @@ DISTANT: list[tuple[Kind, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.storm
+@pytest.mark.every_server
 @pytest.mark.parametrize(("kind", "messages", "shape"), DISTANT)
 async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
     own_server: PrivateServer,
@@ -55,6 +61,8 @@ async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
     assert ("repartition" in storm.injected) == ("partitions" in shape)
 
 
+@pytest.mark.storm
+@pytest.mark.every_server
 @pytest.mark.parametrize("several", [BehindSentinels, InCluster])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_storm_in_which_masters_change_loses_nothing_and_doubles_nothing(
@@ -81,6 +89,8 @@ async def test_a_storm_in_which_masters_change_loses_nothing_and_doubles_nothing
     report.tell(len(history.offered), len(history.delivered), storm.injected)
 
 
+@pytest.mark.storm
+@pytest.mark.every_server
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     own_server: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,3 +122,103 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     assert kind == "reliable" or outcomes[Told.UNKNOWN] > 0
     assert len(after) < len(history.delivered) / 2
     report.tell(len(history.offered), len(history.delivered), storm.injected)
+
+
+# Each message takes some time, so workers are killed while they hold many.
+BUSY = Habits(fails=0, releases=0, dawdles=0, pauses=1.0, resumes=0.1)
+CRASHES = ("consumer killed",) * 8 + ("server killed", AWAY_FOR_LONG)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(("count", "crashes"), [(3_000, 10), nightly(20_000, 60)])
+async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
+    own_server: PrivateServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    crashes: int,
+) -> None:
+    shorten_deadlines(monkeypatch.setattr)
+    plan = Plan(
+        "reliable", count, crashes, seed=11, processes=4, habits=BUSY, workers=True, only=CRASHES
+    )
+    _, history = await ride_out(own_server, plan, tmp_path)
+    violations = check(history, plan.rules)
+    assert not violations, summary(violations, show=20)
+    assert len(history.offered) >= count
+    # Without redeliveries after a death, the test would prove nothing.
+    assert any(one.attempt > 1 for one in history.delivered)
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize(("max_attempts", "crowd"), [(10, 1), (5, 1), (3, 2), (1, 1)])
+async def test_messages_that_kill_their_workers_die_and_their_neighbours_do_not(
+    own_server: PrivateServer, tmp_path: Path, max_attempts: int, crowd: int
+) -> None:
+    outcome = await poison.spread(own_server, tmp_path, max_attempts, crowd)
+    violations = poison.judge(outcome, max_attempts)
+    assert not violations, summary(violations, show=20)
+    assert outcome.dead.keys() == {*range(poison.KILLERS)}
+    faults = Counter({"killed its worker": outcome.deaths})
+    report.tell(poison.KILLERS + poison.NEIGHBOURS, len(outcome.delivered), faults)
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("round_trip", [0, 50])
+async def test_what_continues_ends_under_kills(
+    own_server: PrivateServer, tmp_path: Path, round_trip: int
+) -> None:
+    plan = continued.Plan(500, 20, 100, 50, round_trip=round_trip)
+    storm = continued.Storm(own_server, plan, tmp_path)
+    await storm.blow()
+    violations = continued.judge(plan, storm.seen(), storm.doubtful)
+    assert not violations, summary(violations)
+    assert len(storm.doubtful) <= 2
+
+
+MANY = 1_000
+AT_ONCE = 8
+
+
+@pytest.mark.timing  # how long a close takes
+@pytest.mark.parametrize("count", [2, in_gate(12)])
+async def test_clients_that_go_at_random_lose_nothing(
+    own_server: PrivateServer, count: int
+) -> None:
+    plans = [plan for plan in map(moments.Plan.of, range(36)) if len(plan.queues) <= 10][:count]
+    assert await moments.run_all(own_server, plans, AT_ONCE) == [[]] * count
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(1200)
+async def test_a_thousand_clients_going_at_random_lose_nothing(own_server: PrivateServer) -> None:
+    plans = map(moments.Plan.of, range(MANY))
+    assert await moments.run_all(own_server, plans, AT_ONCE) == [[]] * MANY
+
+
+SMALL = limits_storm.Plan(processes=3, groups=10, messages=40, seconds=3, stops=1)
+WHOLE = Bound(concurrency=6, rate=60)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("whole", [nightly(Bound()), WHOLE], ids=["groups", "groups and queue"])
+async def test_limits_are_exact_while_workers_are_killed(
+    own_server: PrivateServer, tmp_path: Path, whole: Bound
+) -> None:
+    plan = replace(SMALL, whole=whole)
+    log = await limits_storm.blow(own_server, plan, tmp_path)
+    assert len(log.kills) > plan.processes
+    violations = judge(log, plan.rules)
+    assert not violations, summary(violations, show=20)
+
+
+@pytest.mark.storm
+@pytest.mark.every_server
+async def test_limits_are_exact_in_a_storm(own_server: PrivateServer, tmp_path: Path) -> None:
+    plan = limits_storm.Plan()
+    log = await limits_storm.blow(own_server, plan, tmp_path)
+    violations = judge(log, plan.rules)
+    assert not violations, summary(violations, show=20)
+    faults = Counter({"worker killed": len(log.kills), "worker stopped": len(log.paused)})
+    report.tell(len(log.history.offered), len(log.history.delivered), faults)

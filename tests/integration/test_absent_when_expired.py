@@ -9,7 +9,7 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
-from tests.support.reliable_store import HOUR, Store, expire, hours
+from tests.support.reliable_store import HOUR, Store, expire
 
 if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
@@ -59,25 +59,6 @@ async def test_a_retry_that_would_come_too_late_holds_no_ordered_group_up(
         (message,) = await queue.claim(10)
         assert message.value == expected
         await message.ack()
-
-
-@pytest.mark.every_server
-async def test_a_message_that_expired_while_a_worker_had_it_is_due_when_it_returns(
-    client: Client, store: Store
-) -> None:
-    """Not at the earlier moment at which it has expired, and not after the delay of the retry."""
-    queue = client.reliable_queue("jobs", lease=9 * HOUR)
-    for name in ("a retry", "a snooze"):
-        await queue.offer(name, id=name, ttl=HOUR)
-    retried, snoozed = await queue.claim(10)
-    await store.let_pass(4 * HOUR)
-    await retried.nack(delay=2 * HOUR)
-    await snoozed.snooze(2 * HOUR)
-    moments = {name: hours(due) for name, (_, due) in (await store.look()).live.items()}
-    assert moments == {"a retry": 0, "a snooze": 0}
-    # The next claim drops them.
-    assert await queue.claim(10) == []
-    assert not (await store.look()).live
 
 
 @pytest.mark.every_server

@@ -533,9 +533,7 @@ async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
                     await client.reliable_queue(name).offer(1)
 
 
-async def test_a_client_closed_without_its_cluster_leaves_nothing(
-    cluster: TestCluster,
-) -> None:
+async def test_a_client_closed_without_its_cluster_leaves_nothing(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url) as client:
         queue = client.reliable_queue("jobs", lease=LEASE)
         with ExitStack() as paused:

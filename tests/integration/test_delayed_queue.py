@@ -14,16 +14,19 @@ from redis.asyncio import Redis
 import delayq
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import due_us_of_stored, pack
+from delayq.admin.doctor import diagnose
+from delayq.codecs import BytesCodec
 from tests.support.foreign import store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-    from delayq import Client
+    from delayq import Client, DelayedQueue, ReliableQueue
     from tests.support.servers import PrivateServer
 
     Orders = delayq.DelayedQueue[Any]
+
 
 KEYS = DelayedKeys.of("orders")
 ORDERED = "redisson_delay_queue:{orders}"
@@ -299,3 +302,89 @@ class TestClients:
         with pytest.raises(delayq.Closed, match="the client is closed"):
             client.statistics()
         await client.aclose()
+
+
+async def test_the_mapper_comes_before_the_rule_of_braces(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url, name_mapper="prod:{}".format) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        assert queue.name == "orders"
+        await queue.offer(1, 60)
+        await queue.offer(2)
+        assert await asyncio.wait_for(queue.take(), 60) == 2
+        assert await queue.pending.poll_last_and_offer_first_to("other") == 1
+        assert await raw.lrange("prod:other", 0, -1) == [b"1"]
+        await queue.offer(3, 60)
+        assert sorted(await raw.keys("redisson*")) == [
+            b"redisson_delay_queue:{prod:orders}",
+            b"redisson_delay_queue_timeout:{prod:orders}",
+        ]
+        tagged: DelayedQueue[int] = client.delayed_queue("{t1}:orders")
+        await tagged.offer(4, 60)
+        assert await raw.exists("redisson_delay_queue:prod:{t1}:orders")
+
+
+async def test_a_doctor_finds_mapped_queues_that_are_stuck(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, name_mapper="prod:{}".format) as client:
+        jobs: ReliableQueue[int] = client.reliable_queue("jobs", partitions=3)
+        await jobs.offer_many([delayq.Offer(n) for n in range(3)])
+        await jobs.pause()
+        orders: DelayedQueue[int] = client.delayed_queue("orders")
+        await orders.offer(1, 60)
+        checks = {each.check: each async for each in diagnose(client, overdue=0)}
+        assert checks["reliable prod:jobs"].level == "wrong"
+        assert "3 ready" in checks["reliable prod:jobs"].text
+        assert "1 delayed" in checks["delayed prod:orders"].text
+
+
+async def test_a_mapped_name_must_be_a_good_one(server: PrivateServer) -> None:
+    mapped: Any
+    for mapped in ("", "a{b", None):
+        async with delayq.connect(server.url, name_mapper=lambda _: mapped) as client:  # noqa: B023
+            with pytest.raises(delayq.BadName):
+                client.delayed_queue("orders")
+
+
+async def test_two_names_that_share_keys_are_not_open_on_one_client(client: delayq.Client) -> None:
+    queue = client.delayed_queue("orders")
+    with pytest.raises(delayq.BadName, match="shares its keys with 'orders'"):
+        client.delayed_queue("{orders}")
+    await queue.aclose()
+    client.delayed_queue("{orders}")
+
+
+LONG = "x" * 513
+
+
+async def test_nothing_is_written_of_what_is_too_much(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", codec=BytesCodec(), max_payload=100)
+    orders = client.delayed_queue("orders", codec=BytesCodec(), max_payload=100)
+    calls: list[Callable[[], Any]] = [
+        lambda: orders.offer_many([(b"", 1), (bytes(101), 1)]),
+        lambda: jobs.offer_many([delayq.Offer(b""), delayq.Offer(bytes(101))]),
+        lambda: jobs.offer(b"", headers={"a": "é" * 8_192}),
+        lambda: jobs.offer(b"", ttl=2.0**53),
+        lambda: jobs.schedule(LONG, every=1, value=b""),
+        lambda: jobs.schedule("a", cron="* * * * " + "1," * 300 + "1", value=b""),
+        lambda: jobs.schedule("a", every=1, value=bytes(101)),
+        lambda: jobs.schedule("a", every=1, value=b"", version=2**53 + 1),
+        lambda: jobs.get(LONG),
+        lambda: orders.pending.poll_last_and_offer_first_to(LONG),
+    ]
+    for call in calls:
+        with pytest.raises(delayq.BadInput):
+            await call()
+    assert not await raw.keys("*")
+    with pytest.raises(delayq.BadName):
+        client.delayed_queue(LONG)
+    queue: Any = orders
+    for count in (2.5, "3", True, -1):
+        with pytest.raises(delayq.BadInput, match="max_items"):
+            await queue.drain(count)
+        with pytest.raises(delayq.BadInput, match="n must be an int"):
+            await queue.pending.poll_many(count)
+    size: Any
+    for size in (-1, True, 1.5, "1", 2**29):
+        with pytest.raises(delayq.BadInput, match="max_payload"):
+            client.delayed_queue("orders", max_payload=size)
+    with pytest.raises(delayq.BadName):
+        delayq.Worker(client).listener(LONG)(lambda value: None)

@@ -60,9 +60,7 @@ async def test_a_lease_goes_by_the_servers_clock(client: Client, queue: Orders, 
         assert [end for _, end in ends] == [delivery.lease_ends_at.timestamp() * 1000]
 
 
-async def test_a_message_whose_lease_ended_is_delivered_next(
-    server: PrivateServer, raw: Any
-) -> None:
+async def test_a_message_of_an_ended_lease_comes_next(server: PrivateServer, raw: Any) -> None:
     # Only the client's own timer can wake it.
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: Orders = client.delayed_queue("orders")
@@ -199,9 +197,7 @@ async def test_only_a_lease_allows_to_quarantine(queue: Orders, raw: Any) -> Non
     assert await raw.exists(LEASES, LEASED) == 0
 
 
-async def test_a_payload_that_java_pushes_is_delivered_at_once(
-    server: PrivateServer, raw: Any
-) -> None:
+async def test_what_java_pushes_is_delivered_at_once(server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: Orders = client.delayed_queue("orders")
         waiting = asyncio.create_task(hold(queue))
@@ -314,9 +310,7 @@ async def test_an_ack_that_may_be_late_says_so(
         await delivery.ack()
 
 
-async def test_a_nack_without_an_answer_has_an_unknown_outcome(
-    queue: Orders, faults: Faults
-) -> None:
+async def test_a_nack_without_an_answer_is_unknown(queue: Orders, faults: Faults) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     faults.fail(NACK, "lost")
@@ -327,7 +321,7 @@ async def test_a_nack_without_an_answer_has_an_unknown_outcome(
         await delivery.ack()
 
 
-async def test_a_payload_too_large_to_offer_can_be_taken_and_returned(
+async def test_a_payload_too_large_to_offer_can_be_taken_or_returned(
     client: Client, raw: Any
 ) -> None:
     queue = client.delayed_queue("orders", codec=delayq.StringCodec())

@@ -103,9 +103,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
 
 @pytest.mark.every_server
 @pytest.mark.usefixtures("breaking")
-async def test_a_durable_offer_is_on_its_replicas_when_it_returns(
-    client: Client, pair: Pair
-) -> None:
+async def test_a_durable_offer_returns_once_replicas_have_it(client: Client, pair: Pair) -> None:
     jobs: Jobs = client.reliable_queue("jobs", durability="replicas:1")
     orders: Orders = client.delayed_queue("orders", durability="replicas:1")
     with admin(pair[1]) as replica:
@@ -152,9 +150,7 @@ async def test_without_enough_replicas_the_message_stays(
     assert [await receipt.cancel() for receipt in caught.value.stored] == [True, True]
 
 
-async def test_a_replica_that_hangs_is_not_counted(
-    jobs: Jobs, pair: Pair, breaking: Breaking
-) -> None:
+async def test_a_hanging_replica_is_not_counted(jobs: Jobs, pair: Pair, breaking: Breaking) -> None:
     await jobs.offer(0, durability="replicas:1")
     with pair[1].paused():
         with breaking(), pytest.raises(delayq.NotDurable, match="0 of 1"):

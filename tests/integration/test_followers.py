@@ -13,27 +13,28 @@ from delayq._reliable.ids import home_of, partition_of
 from tests.support.tasks import running
 
 if TYPE_CHECKING:
-    from delayq import Client, Message, ReliableQueue
+    from delayq import Client, Message
+    from tests.support.reliable import Jobs
 
 
 @pytest.fixture
-async def jobs(client: Client) -> ReliableQueue[Any]:
+async def jobs(client: Client) -> Jobs:
     return client.reliable_queue("jobs", lease=60)
 
 
-async def only(jobs: ReliableQueue[Any]) -> Message[Any]:
+async def only(jobs: Jobs) -> Message[Any]:
     (message,) = await jobs.claim(10, wait=10)
     return message
 
 
-async def fail_after_then(jobs: ReliableQueue[Any]) -> None:
+async def fail_after_then(jobs: Jobs) -> None:
     async with await only(jobs) as message:
         message.then(Offer("next"))
         raise LookupError
 
 
 @pytest.mark.every_server
-async def test_a_chain_leads_from_step_to_step(jobs: ReliableQueue[Any]) -> None:
+async def test_a_chain_leads_from_step_to_step(jobs: Jobs) -> None:
     chain = Offer("pay", group="acme", priority=3, headers={"trace": "1"})
     chain = chain.then(Offer("pack")).then(Offer("ship", priority=5, headers={"trace": "2"}))
     (first,) = await jobs.offer_many([chain])
@@ -52,7 +53,7 @@ async def test_a_chain_leads_from_step_to_step(jobs: ReliableQueue[Any]) -> None
 
 
 @pytest.mark.every_server
-async def test_what_a_handler_adds_is_stored_when_its_block_ends(jobs: ReliableQueue[Any]) -> None:
+async def test_what_a_handler_adds_is_stored_when_its_block_ends(jobs: Jobs) -> None:
     await jobs.offer("order", id="o")
     async with await only(jobs) as message:
         message.then(Offer("later", delay=3600, id="later"))
@@ -64,9 +65,7 @@ async def test_what_a_handler_adds_is_stored_when_its_block_ends(jobs: ReliableQ
     assert (await only(jobs)).value == "now"
 
 
-async def test_nothing_is_stored_if_the_handler_fails_or_the_message_dies(
-    jobs: ReliableQueue[Any],
-) -> None:
+async def test_nothing_is_stored_if_the_handler_fails_or_the_message_dies(jobs: Jobs) -> None:
     await jobs.offer("order", max_attempts=2)
     for _ in range(2):
         with pytest.raises(LookupError):
@@ -74,20 +73,6 @@ async def test_nothing_is_stored_if_the_handler_fails_or_the_message_dies(
         for waiting in await jobs.list("delayed"):
             await jobs.reschedule(waiting.id, 0)
     assert (await jobs.stats()).dead == 1
-    assert await jobs.list("ready") == []
-
-
-async def test_a_dead_letter_keeps_its_followers_and_a_redrive_leads_to_them(
-    jobs: ReliableQueue[Any],
-) -> None:
-    await jobs.offer_many([Offer("pay").then(Offer("ship"))])
-    await (await only(jobs)).bury("no money")
-    assert (await jobs.stats()).ready == 0
-    assert await jobs.dead.redrive() == 1
-    for step in ("pay", "ship"):
-        message = await only(jobs)
-        assert message.value == step
-        await message.ack()
     assert await jobs.list("ready") == []
 
 
@@ -100,40 +85,14 @@ async def test_an_ack_takes_followers_and_a_result(client: Client) -> None:
     assert {m.id for m in await jobs.claim(10)} == {"b", "c"}
 
 
-async def test_a_lost_lease_stores_nothing(jobs: ReliableQueue[Any], client: Client) -> None:
-    await jobs.offer("a", id="a")
-    message = await only(jobs)
-    assert await jobs.cancel("a", running=True)
-    with pytest.raises(delayq.LeaseLost):
-        await message.ack(then=[Offer("b")])
-    assert await jobs.list("ready") == []
-
-
-async def test_ids_of_followers_are_the_same_whoever_acknowledges(
-    jobs: ReliableQueue[Any],
-) -> None:
-    ids = []
-    for _ in range(2):
-        await jobs.offer("a", id="a")
-        await (await only(jobs)).ack(then=[Offer("b", delay=60), Offer("c", delay=60)])
-        # The second time, these live already: nothing is stored twice.
-        ids.append({m.id for m in await jobs.list("delayed")})
-    assert ids[0] == ids[1]
-    assert len(ids[0]) == 2
-
-
-async def test_concurrent_acks_share_a_call_with_and_without_followers(
-    jobs: ReliableQueue[Any],
-) -> None:
+async def test_concurrent_acks_share_a_call_with_and_without_followers(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(n, id=f"{n}") for n in range(50)])
     messages = await jobs.claim(50)
     await asyncio.gather(*(m.ack(then=[Offer(-m.value)] if m.value % 2 else ()) for m in messages))
     assert {m.value for m in await jobs.claim(50)} == {-n for n in range(1, 50, 2)}
 
 
-async def test_acks_of_messages_with_headers_do_not_hide_a_follower(
-    jobs: ReliableQueue[Any],
-) -> None:
+async def test_acks_of_messages_with_headers_hide_no_follower(jobs: Jobs) -> None:
     for n in range(3):
         await jobs.offer_many([Offer(name, headers={"from": "f"}) for name in "abcd"])
         first, leading, with_headers, last = await jobs.claim(4)
@@ -147,7 +106,7 @@ async def test_acks_of_messages_with_headers_do_not_hide_a_follower(
 
 
 async def test_followers_lie_in_the_partition_of_their_predecessor(client: Client) -> None:
-    jobs: ReliableQueue[Any] = client.reliable_queue("jobs", partitions=5)
+    jobs: Jobs = client.reliable_queue("jobs", partitions=5)
     await jobs.offer_many([Offer(n).then(Offer(n + 100)) for n in range(20)])
     for expected in (range(20), range(100, 120)):
         seen: list[int] = []
@@ -176,7 +135,7 @@ async def test_followers_lie_in_the_partition_of_their_predecessor(client: Clien
     ],
 )
 async def test_a_bad_follower_is_refused_before_anything_is_written(
-    jobs: ReliableQueue[Any], offer: Any, error: type[Exception], match: str
+    jobs: Jobs, offer: Any, error: type[Exception], match: str
 ) -> None:
     await jobs.offer("a", id="a")
     message = await only(jobs)
@@ -187,7 +146,7 @@ async def test_a_bad_follower_is_refused_before_anything_is_written(
     assert (await jobs.stats()).leased == 1
 
 
-async def test_a_message_has_at_most_a_hundred_followers(jobs: ReliableQueue[Any]) -> None:
+async def test_a_message_has_at_most_a_hundred_followers(jobs: Jobs) -> None:
     await jobs.offer("a")
     message = await only(jobs)
     for n in range(100):
@@ -230,7 +189,7 @@ async def test_tasks_lead_to_tasks(client: Client) -> None:
 
 
 async def test_each_message_of_a_batch_leads_to_its_own(client: Client) -> None:
-    jobs: ReliableQueue[Any] = client.reliable_queue("jobs")
+    jobs: Jobs = client.reliable_queue("jobs")
     worker, seen = delayq.Worker(client), asyncio.Queue[list[Any]]()
 
     @worker.listener("jobs", batch=10)

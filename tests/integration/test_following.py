@@ -22,19 +22,20 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from delayq import Client, MessageEvent, ReliableQueue
+    from delayq import Client, MessageEvent
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
 
 @pytest.fixture
-async def jobs(client: Client) -> ReliableQueue[Any]:
+async def jobs(client: Client) -> Jobs:
     return client.reliable_queue("jobs", lease=60, keep=3600)
 
 
 class Following:
     """Collects the events of a message in the background."""
 
-    def __init__(self, jobs: ReliableQueue[Any], name: str) -> None:
+    def __init__(self, jobs: Jobs, name: str) -> None:
         self.events: list[MessageEvent] = []
         self._jobs = jobs
         self._name = name
@@ -56,7 +57,7 @@ class Following:
                 await self._came.wait()
 
 
-async def until_followed(jobs: ReliableQueue[Any], name: str) -> None:
+async def until_followed(jobs: Jobs, name: str) -> None:
     """Wait until the server knows that somebody follows a message."""
     (keys,) = await jobs.key_sets()
     server = jobs.session.server
@@ -64,7 +65,7 @@ async def until_followed(jobs: ReliableQueue[Any], name: str) -> None:
 
 
 @pytest.mark.every_server
-async def test_reports_and_the_end_come_at_once(jobs: ReliableQueue[Any]) -> None:
+async def test_reports_and_the_end_come_at_once(jobs: Jobs) -> None:
     await jobs.offer("video", id="v", delay=0.05)
     following = Following(jobs, "v")
     async with running(following.run()) as (follower,):
@@ -81,7 +82,7 @@ async def test_reports_and_the_end_come_at_once(jobs: ReliableQueue[Any]) -> Non
 
 
 async def test_whoever_comes_later_gets_the_last_report_and_whoever_comes_too_late_the_end(
-    jobs: ReliableQueue[Any],
+    jobs: Jobs,
 ) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
@@ -94,7 +95,7 @@ async def test_whoever_comes_later_gets_the_last_report_and_whoever_comes_too_la
 
 
 async def test_ten_reports_a_second_reach_the_server_and_the_last_one_does(
-    jobs: ReliableQueue[Any], raw: Any
+    jobs: Jobs, raw: Any
 ) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
@@ -113,7 +114,7 @@ async def test_ten_reports_a_second_reach_the_server_and_the_last_one_does(
 
 
 async def test_a_handler_that_is_cancelled_while_it_reports_has_acknowledged(
-    jobs: ReliableQueue[Any], raw: Any
+    jobs: Jobs, raw: Any
 ) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
@@ -128,7 +129,7 @@ async def test_a_handler_that_is_cancelled_while_it_reports_has_acknowledged(
     assert [event.state async for event in jobs.follow("v", 10)][-1] == "done"
 
 
-async def test_a_report_after_the_lease_is_refused(jobs: ReliableQueue[Any]) -> None:
+async def test_a_report_after_the_lease_is_refused(jobs: Jobs) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
     assert await jobs.cancel("v", running=True)
@@ -136,9 +137,7 @@ async def test_a_report_after_the_lease_is_refused(jobs: ReliableQueue[Any]) -> 
         await message.progress(1)
 
 
-async def test_a_checkpoint_and_a_report_do_not_disturb_each_other(
-    jobs: ReliableQueue[Any],
-) -> None:
+async def test_a_checkpoint_and_a_report_do_not_disturb_each_other(jobs: Jobs) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
     await message.progress(1)
@@ -165,7 +164,7 @@ async def test_a_checkpoint_and_a_report_do_not_disturb_each_other(
 async def test_the_last_event_tells_how_it_ended_as_far_as_that_is_known(
     client: Client, keep: float | None, end: str, state: str
 ) -> None:
-    jobs: ReliableQueue[Any] = client.reliable_queue("jobs", keep=keep)
+    jobs: Jobs = client.reliable_queue("jobs", keep=keep)
     await jobs.offer("video", id="v")
     following = Following(jobs, "v")
     async with running(following.run()) as (follower,):
@@ -180,7 +179,7 @@ async def test_the_last_event_tells_how_it_ended_as_far_as_that_is_known(
     assert following.events[-1].error == ("no money" if end == "bury" else "")
 
 
-async def test_the_end_is_that_of_the_message_which_was_followed(jobs: ReliableQueue[Any]) -> None:
+async def test_the_end_is_that_of_the_message_which_was_followed(jobs: Jobs) -> None:
     await jobs.offer("first", id="v")
     events = jobs.follow("v", 10)
     assert (await anext(events)).state == "ready"
@@ -190,11 +189,11 @@ async def test_the_end_is_that_of_the_message_which_was_followed(jobs: ReliableQ
     assert [event.state async for event in events][-1] == "done"
 
 
-async def test_a_message_that_nobody_knows_is_unknown(jobs: ReliableQueue[Any]) -> None:
+async def test_a_message_that_nobody_knows_is_unknown(jobs: Jobs) -> None:
     assert [event.state async for event in jobs.follow("nobody")] == ["unknown"]
 
 
-async def test_following_ends_after_its_timeout(jobs: ReliableQueue[Any]) -> None:
+async def test_following_ends_after_its_timeout(jobs: Jobs) -> None:
     await jobs.offer("video", id="v", delay=3600)
     events = jobs.follow("v", 0.05)
     assert (await anext(events)).state == "delayed"
@@ -205,7 +204,7 @@ async def test_following_ends_after_its_timeout(jobs: ReliableQueue[Any]) -> Non
 @pytest.mark.parametrize(
     "report", [{"done": -1}, {"done": "1"}, {"done": 1, "total": True}, {"done": 1, "text": 5}]
 )
-async def test_bad_reports_are_refused(jobs: ReliableQueue[Any], report: dict[str, Any]) -> None:
+async def test_bad_reports_are_refused(jobs: Jobs, report: dict[str, Any]) -> None:
     await jobs.offer("video")
     (message,) = await jobs.claim(wait=10)
     with pytest.raises(BadInput):
@@ -213,7 +212,7 @@ async def test_bad_reports_are_refused(jobs: ReliableQueue[Any], report: dict[st
 
 
 async def test_messages_of_all_partitions_are_followed(client: Client) -> None:
-    jobs: ReliableQueue[Any] = client.reliable_queue("jobs", partitions=4, keep=3600)
+    jobs: Jobs = client.reliable_queue("jobs", partitions=4, keep=3600)
     ids = await jobs.offer_many([Offer(number, group=f"g{number}") for number in range(8)])
     messages = await jobs.claim(8, wait=10)
     while len(messages) < 8:
@@ -224,9 +223,7 @@ async def test_messages_of_all_partitions_are_followed(client: Client) -> None:
         assert [event.state async for event in jobs.follow(name, 10)] == ["done"]
 
 
-async def test_code_that_is_not_async_follows(
-    jobs: ReliableQueue[Any], server: PrivateServer
-) -> None:
+async def test_code_that_is_not_async_follows(jobs: Jobs, server: PrivateServer) -> None:
     await jobs.offer("video", id="v")
 
     def follow() -> list[str]:
@@ -239,7 +236,7 @@ async def test_code_that_is_not_async_follows(
         assert (await following)[-1] == "done"
 
 
-async def test_a_browser_gets_server_sent_events(jobs: ReliableQueue[Any]) -> None:
+async def test_a_browser_gets_server_sent_events(jobs: Jobs) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
     await message.progress(3, total=10)

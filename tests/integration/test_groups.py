@@ -17,14 +17,14 @@ from delayq import Limit, Offer, OutcomeUnknown
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.scripts import ACK, FINISH, REGISTER, TALLY
 from delayq._reliable.store import ReliableStore
-from tests.support.reliable import claim_all, claim_one, get, values
-from tests.support.reliable_store import HOUR, Store
+from tests.support.reliable import Jobs, claim_all, claim_one, get, values
+from tests.support.reliable_store import Store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from delayq import Client, Message, ReliableQueue
+    from delayq import Client, Message
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
@@ -33,7 +33,7 @@ def of_group(group: str | None, *numbers: int, **fields: Any) -> list[Offer[int]
     return [Offer(number, group=group, **fields) for number in numbers]
 
 
-async def claimed(queue: ReliableQueue[int]) -> list[int]:
+async def claimed(queue: Jobs) -> list[int]:
     """Claim what may run, and keep it."""
     return [message.value for message in await queue.claim(10)]
 
@@ -46,7 +46,7 @@ def calls(faults: Faults) -> int:
     return len(scripts) - scripts.count(TALLY.name) - scripts.count(REGISTER.name)
 
 
-async def one_by_one(queue: ReliableQueue[int]) -> list[int]:
+async def one_by_one(queue: Jobs) -> list[int]:
     """Claim and acknowledge every due message, one at a time."""
     claimed_values = []
     while messages := await queue.claim():
@@ -120,11 +120,11 @@ class Two:
     """Two clients of a queue whose messages run one at a time: the first one has one of them."""
 
     first: Client
-    jobs: ReliableQueue[int]
+    jobs: Jobs
     held: Message[int]
-    others: ReliableQueue[int]
+    others: Jobs
 
-    async def wait(self, jobs: ReliableQueue[int]) -> asyncio.Task[list[Message[int]]]:
+    async def wait(self, jobs: Jobs) -> asyncio.Task[list[Message[int]]]:
         """Wait for a message, and return once the client relies on being woken for it."""
         waiting = asyncio.create_task(jobs.claim(wait=60))
         plan = jobs._open.partitions[0].wakeups.plan
@@ -139,8 +139,8 @@ async def two(server: PrivateServer, **settings: Any) -> AsyncIterator[Two]:
         delayq.connect(server.url, resync_interval=3600) as first,
         delayq.connect(server.url, resync_interval=3600) as second,
     ):
-        jobs: ReliableQueue[int] = first.reliable_queue("jobs", lease=3600, **settings)
-        others: ReliableQueue[int] = second.reliable_queue("jobs", lease=3600)
+        jobs: Jobs = first.reliable_queue("jobs", lease=3600, **settings)
+        others: Jobs = second.reliable_queue("jobs", lease=3600)
         await jobs.offer_many(of_group("a", *range(4)))
         # Each script is sent twice if the server does not know it yet.
         await (await claim_one(jobs)).ack()
@@ -195,9 +195,7 @@ async def test_a_slot_is_taken_although_the_reply_that_frees_it_is_lost(
         assert [each.value for each in await asyncio.wait_for(ours, 30)] == [2]
 
 
-async def test_a_refilled_rate_wakes_a_waiting_client(
-    client: Client, faults: Faults, raw: Any
-) -> None:
+async def test_a_refilled_rate_wakes_who_waits(client: Client, faults: Faults, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", group_limit=Limit(rate=2, per=3600))
     await jobs.offer_many(of_group("a", 1, 2, 3))
     for _ in range(2):
@@ -240,9 +238,7 @@ async def test_outdated_starts_are_removed_even_of_deleted_groups(client: Client
 
 
 @pytest.mark.every_server
-async def test_a_message_returned_before_its_handler_begins_counts_for_no_rate(
-    client: Client,
-) -> None:
+async def test_a_message_returned_before_it_is_begun_counts_for_no_rate(client: Client) -> None:
     rate = Limit(rate=1, per=3600)
     jobs = client.reliable_queue("jobs", partitions=2, group_limit=rate)
     await jobs.offer_many([Offer(n, group=f"group {n}") for n in range(8)])
@@ -346,7 +342,7 @@ async def test_a_change_of_limits_needs_no_more_of_the_client_that_makes_it(
         assert [message.value for message in await waiting] == [2]
 
 
-async def are_looked_at(queue: ReliableQueue[int]) -> None:
+async def are_looked_at(queue: Jobs) -> None:
     """Wait until the client knows that no partition has anything for it."""
     await until(
         lambda: all(partition.wakeups.plan.is_up_to_date for partition in queue._open.partitions)
@@ -375,9 +371,7 @@ async def test_a_change_of_limits_reaches_all_groups_however_many(
     assert [message.value for message in await waiting] == [200]
 
 
-async def test_a_group_that_becomes_ordered_waits_for_its_suspects(
-    client: Client, raw: Any
-) -> None:
+async def test_a_group_that_becomes_ordered_awaits_its_suspects(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", lease=3600)
     # One claim does not come to the last group.
     await jobs.offer_many([*(Offer(n, group=f"{n:03}") for n in range(60)), *of_group("z", 60, 61)])
@@ -390,20 +384,6 @@ async def test_a_group_that_becomes_ordered_waits_for_its_suspects(
     assert (await claim_one(jobs)).value == 0
     await jobs.configure(group_limit=Limit(ordered=True))
     assert await claimed(jobs) == []
-
-
-@pytest.mark.every_server
-async def test_messages_that_hold_up_a_group_come_by_due_time_whatever_their_priority(
-    client: Client, raw: Any
-) -> None:
-    jobs, store = client.reliable_queue("jobs", lease=HOUR), Store(raw, "jobs")
-    await jobs.offer_many([*of_group("a", 1), *of_group("a", 2, priority=9)])
-    assert await claimed(jobs) == [2, 1]
-    # Both leases are lost, and the group becomes ordered before a claim finds out.
-    await store.let_pass(2 * HOUR)
-    await jobs.offer_many(of_group("a", 3, priority=9))
-    await jobs.groups.set_limit("a", Limit(ordered=True))
-    assert await one_by_one(jobs) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("partitions", [1, 2])

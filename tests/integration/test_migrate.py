@@ -127,9 +127,7 @@ def all_current(records: Iterable[bytes]) -> bool:
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("form", READABLE)
-async def test_every_old_form_of_record_is_migrated(
-    client: delayq.Client, raw: Raw, form: str
-) -> None:
+async def test_each_old_record_form_is_migrated(client: delayq.Client, raw: Raw, form: str) -> None:
     # One id begins with the first byte of the current form; the payload has every byte value.
     payload = bytes(range(256))
     for record_id, where in itertools.product(

@@ -76,9 +76,7 @@ SHORT = "FEW_COMPARISONS = 8192"
 @pytest.mark.every_server
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lists(), st.sampled_from([SHORT, "FEW_COMPARISONS = 0"]))
-def test_cancelling_keeps_the_others(
-    raw: Any, case: tuple[list[bytes], list[int]], short: str
-) -> None:
+def test_cancelling_keeps_others(raw: Any, case: tuple[list[bytes], list[int]], short: str) -> None:
     records, leaving = case
     # Short lists are searched as long ones are, too.
     assert SHORT in CANCEL.text

@@ -178,21 +178,6 @@ async def test_only_a_queue_with_nothing_in_it_gets_another_number(
     assert fields == [fields[0]] * 3
 
 
-@pytest.mark.parametrize("number", [1, 3, 9])
-async def test_clients_that_were_not_notified_find_and_place_everything(
-    jobs: Jobs, stale: Jobs, number: int
-) -> None:
-    await jobs.configure(partitions=number)
-    ids = [f"m{n}" for n in range(50)]
-    await stale.offer_many([Offer(n, delay=HOUR, id=id) for n, id in enumerate(ids)])  # noqa: A001
-    for id in ids:  # noqa: A001
-        assert await jobs.get(id) is not None
-        with pytest.raises(delayq.DuplicateMessage):
-            await jobs.offer(1, id=id)
-    assert (await jobs.stats()).delayed == 50
-    assert await jobs.cancel_many(ids) == [True] * 50
-
-
 async def test_every_first_call_finds_messages_that_other_clients_have_placed(
     jobs: Jobs, server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

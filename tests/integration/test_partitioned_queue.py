@@ -20,7 +20,6 @@ import delayq
 from delayq import Offer
 from delayq._redis.client import RedisClient
 from delayq._redis.slots import SLOTS, hash_tag
-from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.ids import home_of, is_occurrence, partition_of
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.scripts import CLAIM
@@ -32,16 +31,17 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq import Client, ReliableQueue
+    from delayq import Client
     from delayq._redis.scripts import Script
     from tests.support.clusters import TestCluster
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
 PARTITIONS = 5
 
 
 @pytest.fixture
-async def jobs(client: delayq.Client) -> ReliableQueue[int]:
+async def jobs(client: delayq.Client) -> Jobs:
     return client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
 
 
@@ -51,7 +51,7 @@ def ids_in(partition: int, count: int, partitions: int = PARTITIONS) -> list[str
     return list(islice((n for n in names if partition_of(n, partitions) == partition), count))
 
 
-async def handled(jobs: ReliableQueue[int], count: int) -> list[int]:
+async def handled(jobs: Jobs, count: int) -> list[int]:
     got = []
     async for message in jobs:
         async with message:
@@ -68,9 +68,7 @@ class TestRouting:
         assert ReliableKeys.of("jobs", partition=3).wake == "delayq:part:{3:027:jobs}:wake"
 
     @given(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(1, 64))
-    def test_occurrences_lie_in_the_partition_of_their_schedule(
-        self, name: str, partitions: int
-    ) -> None:
+    def test_occurrences_lie_beside_their_schedule(self, name: str, partitions: int) -> None:
         occurrence = f"{name}@{1_700_000_000_000_000}"
         assert is_occurrence(occurrence.encode())
         assert partition_of(occurrence, partitions) == home_of(name, partitions)
@@ -88,32 +86,9 @@ class TestRouting:
                     # The first partition has the queue's own keys, which lie anywhere.
                     assert max(on.values()) - min(on.values()) <= 3, masters
 
-    @given(st.text(min_size=1), st.text(min_size=1), st.integers(0, 99), st.integers(0, 99))
-    def test_no_partition_has_a_key_of_another_or_of_a_queue(
-        self, one: str, other: str, here: int, there: int
-    ) -> None:
-        def keys(of: Any) -> set[str]:
-            facts = [
-                getattr(of, name) for name in of.__slots__ if name not in ("name", "_of_scripts")
-            ]
-            return {key for fact in facts for key in ([fact] if isinstance(fact, str) else fact)}
-
-        try:
-            mine = keys(ReliableKeys.of(one, partition=here))
-            others = keys(DelayedKeys.of(other))
-            if here or one != other:
-                others |= keys(ReliableKeys.of(other))
-        except delayq.BadName:
-            return
-        assert len({hash_tag(key) for key in mine}) == 1
-        # The list of a delayed queue has the queue's own name, which may be anything.
-        assert not mine & (others - {other})
-        if (one, here) != (other, there):
-            assert not mine & keys(ReliableKeys.of(other, partition=there))
-
 
 async def test_messages_spread_over_all_partitions_and_come_all_once_in_the_order_of_each(
-    jobs: ReliableQueue[int],
+    jobs: Jobs,
 ) -> None:
     await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(500)])
     stored = [(await partition.store.depth()).ready for partition in jobs._open.partitions]
@@ -131,7 +106,7 @@ async def test_offers_of_many_callers_share_calls(
 ) -> None:
     # A partition's turn ends with its last message, not with the time that a slow machine needs.
     monkeypatch.setattr("delayq._reliable.ids._TURN_NS", 10**12)
-    queue: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=64)
+    queue: Jobs = client.reliable_queue("jobs", lease=LEASE, partitions=64)
     await queue.stats()
     before = client.statistics().round_trips
     for _ in range(3):
@@ -144,9 +119,7 @@ async def test_offers_of_many_callers_share_calls(
     assert (await queue.stats()).ready == 4000
 
 
-async def test_generated_ids_find_their_messages_in_all_partitions(
-    jobs: ReliableQueue[int],
-) -> None:
+async def test_generated_ids_find_their_messages_everywhere(jobs: Jobs) -> None:
     ids = [*await asyncio.gather(*(jobs.offer(n, 3600) for n in range(100)))]
     ids += await jobs.offer_many([Offer(n, delay=3600) for n in range(100)])
     for n in range(100):
@@ -159,7 +132,7 @@ async def test_generated_ids_find_their_messages_in_all_partitions(
     assert len(set(ids)) == 300
 
 
-async def test_every_partition_gets_its_turn(jobs: ReliableQueue[int]) -> None:
+async def test_every_partition_gets_its_turn(jobs: Jobs) -> None:
     """A partition with a long backlog must not delay another partition's message."""
     await jobs.offer_many([Offer(n, id=name) for n, name in enumerate(ids_in(0, 300))])
     await jobs.offer(-1, id=ids_in(3, 1)[0])
@@ -173,9 +146,7 @@ async def test_every_partition_gets_its_turn(jobs: ReliableQueue[int]) -> None:
 
 
 @pytest.mark.usefixtures("_full_batches")
-async def test_a_backlog_takes_few_claims(
-    jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_backlog_takes_few_claims(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partitions with a backlog take turns, and each brings a whole batch."""
     # However busy the machine is, handling counts as quick.
     monkeypatch.setattr("delayq._engine.prefetch.WITHIN", 1e6)
@@ -194,9 +165,7 @@ async def test_a_backlog_takes_few_claims(
 
 
 @pytest.mark.usefixtures("_full_batches")
-async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
-    jobs: ReliableQueue[int],
-) -> None:
+async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(n) for n in range(100)])
     for _ in range(4):
         messages = await jobs.claim(20)
@@ -211,9 +180,7 @@ async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
         await jobs.claim(0)
 
 
-async def test_a_message_claimed_for_a_cancelled_caller_goes_back_uncounted(
-    jobs: ReliableQueue[int],
-) -> None:
+async def test_a_message_claimed_for_a_cancelled_caller_goes_back_uncounted(jobs: Jobs) -> None:
     for turns in (0, 1, 2, 3, 5, 8, 11):
         claiming = asyncio.create_task(jobs.claim(20, wait=60))
         await until(lambda: jobs._open.dispatcher.callers.are_waiting)
@@ -235,7 +202,7 @@ async def test_a_message_claimed_for_a_cancelled_caller_goes_back_uncounted(
 
 
 async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have_messages(
-    jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: Any, **__: Any) -> Any:
         raise delayq.ServerRefused("planned")
@@ -247,7 +214,7 @@ async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have
 
 
 async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_others(
-    jobs: ReliableQueue[int], server: PrivateServer
+    jobs: Jobs, server: PrivateServer
 ) -> None:
     """By then each partition has a message at hand for the loop.
 
@@ -293,7 +260,7 @@ async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_oth
 
 
 async def test_closing_ends_loops_and_claims_and_gives_back_what_was_at_hand(
-    client: delayq.Client, jobs: ReliableQueue[int]
+    client: delayq.Client, jobs: Jobs
 ) -> None:
     await jobs.offer_many([Offer(n) for n in range(50)])
     got = []
@@ -302,7 +269,7 @@ async def test_closing_ends_loops_and_claims_and_gives_back_what_was_at_hand(
             got.append(message.value)
         if len(got) == 5:
             await jobs.aclose()
-    again: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
+    again: Jobs = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
     rest: list[delayq.Message[int]] = []
     while len(got) + len(rest) < 50:
         rest += await again.claim(100, wait=10)
@@ -317,7 +284,7 @@ async def test_closing_ends_loops_and_claims_and_gives_back_what_was_at_hand(
         await claiming
 
 
-async def test_stats_lists_and_purges_are_of_all_partitions(jobs: ReliableQueue[int]) -> None:
+async def test_stats_lists_and_purges_are_of_all_partitions(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(n, delay=1000 + n, id=f"d{n}") for n in range(30)])
     await jobs.offer_many([Offer(100 + n, id=f"r{n}", priority=n % 2) for n in range(10)])
     stats = await jobs.stats()
@@ -337,7 +304,7 @@ async def test_stats_lists_and_purges_are_of_all_partitions(jobs: ReliableQueue[
 
 
 @pytest.mark.usefixtures("_full_batches")
-async def test_dead_letters_are_of_all_partitions(jobs: ReliableQueue[int]) -> None:
+async def test_dead_letters_are_of_all_partitions(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(20)])
     for message in await jobs.claim(20):
         await message.bury(f"reason {message.value}")
@@ -356,7 +323,7 @@ async def test_dead_letters_are_of_all_partitions(jobs: ReliableQueue[int]) -> N
 
 
 async def test_a_failed_batch_names_stored_and_refused_messages_of_all_partitions(
-    jobs: ReliableQueue[int],
+    jobs: Jobs,
 ) -> None:
     await jobs.offer_many([Offer(n, delay=3600, id=f"m{n}") for n in range(5)])
     with pytest.raises(delayq.DuplicateMessage) as caught:
@@ -369,7 +336,7 @@ async def test_a_failed_batch_names_stored_and_refused_messages_of_all_partition
 
 
 async def test_a_lost_answer_leaves_only_its_own_calls_unknown(
-    jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await jobs.stats()
     place = partition_of("m1", PARTITIONS)
@@ -386,7 +353,7 @@ async def test_a_lost_answer_leaves_only_its_own_calls_unknown(
 
 
 async def test_a_worker_with_few_hands_handles_all_partitions_and_all_of_them_serve_a_busy_one(
-    client: delayq.Client, jobs: ReliableQueue[int]
+    client: delayq.Client, jobs: Jobs
 ) -> None:
     worker, got, running, most = delayq.Worker(client, concurrency=2), [], 0, 0
 
@@ -415,7 +382,7 @@ async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(
     cluster: TestCluster,
 ) -> None:
     async with delayq.connect(cluster.url) as client:
-        jobs: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=16)
+        jobs: Jobs = client.reliable_queue("jobs", lease=LEASE, partitions=16)
         got: list[int] = []
 
         async def consume() -> None:
@@ -463,11 +430,11 @@ async def test_a_claim_that_does_not_wait_finds_what_is_due_although_others_clai
 
 
 async def test_a_handle_that_names_only_the_queue_finds_all_partitions_and_no_other_number_is_right(
-    server: PrivateServer, jobs: ReliableQueue[int]
+    server: PrivateServer, jobs: Jobs
 ) -> None:
     ids = await jobs.offer_many([Offer(n) for n in range(100)])
     async with delayq.connect(server.url) as other:
-        queue: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
+        queue: Jobs = other.reliable_queue("jobs", lease=LEASE)
         assert await queue.cancel(ids[0])
         assert sorted(await handled(queue, 99)) == list(range(1, 100))
         bad: Any
@@ -481,7 +448,7 @@ async def test_a_handle_that_names_only_the_queue_finds_all_partitions_and_no_ot
 
 
 async def test_handles_that_wait_together_get_messages_of_their_own_policy(client: Client) -> None:
-    queues: list[ReliableQueue[int]] = [
+    queues: list[Jobs] = [
         client.reliable_queue("jobs", lease=lease, max_attempts=attempts)
         for lease, attempts in ((3600, 1), (360_000, None))
     ]

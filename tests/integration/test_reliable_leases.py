@@ -523,9 +523,7 @@ async def test_a_message_that_is_cancelled_while_its_lease_is_confirmed_is_not_h
 
 
 @pytest.mark.every_server
-async def test_a_message_that_was_claimed_ahead_and_cancelled_is_not_handed_out(
-    jobs: Jobs,
-) -> None:
+async def test_a_message_that_was_claimed_ahead_and_cancelled_is_not_handed_out(jobs: Jobs) -> None:
     await jobs.offer_many(offers(50, ids=True))
     seen: list[int] = []
     async for message in jobs:

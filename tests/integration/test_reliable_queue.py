@@ -1,4 +1,4 @@
-"""A reliable queue: offers, order, retries, dead letters, pauses."""
+"""A reliable queue: offers, order, retries, dead letters, pauses, large answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 
 import delayq
 from delayq import Backoff, Offer
-from delayq._reliable.scripts import REDRIVE
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.scripts import REDRIVE, TRIM_DEAD
+from delayq.admin.acl import acl_rules
 from delayq.testing import advance
 from tests.support.reliable import (
     all_values,
@@ -423,9 +425,7 @@ async def test_dead_letters_keep_errors(client: Client, store: Store, raw: Any) 
 # Dead letters
 
 
-async def test_redriving_many_reports_progress_and_keeps_their_order(
-    jobs: Jobs, faults: Faults
-) -> None:
+async def test_redriving_reports_progress_and_keeps_order(jobs: Jobs, faults: Faults) -> None:
     # A reply that is lost half way doubles nothing.
     faults.plan = lambda name, n: "lost" if (name, n) == (REDRIVE.name, 4) else None
     await jobs.offer_many([Offer(value=n, id=f"{n:03}") for n in range(250)])
@@ -515,9 +515,7 @@ async def test_stats_are_exact_with_any_number_of_leases(jobs: Jobs, store: Stor
     assert await depths(jobs) == (10, 1_100, 1_100, 0)
 
 
-async def test_callers_of_different_leases_learn_together_that_nothing_is_left(
-    client: Client,
-) -> None:
+async def test_callers_of_two_leases_learn_together_that_nothing_is_left(client: Client) -> None:
     some: Jobs = client.reliable_queue("jobs", lease=30)
     others: Jobs = client.reliable_queue("jobs", lease=60)
     assert await some.claim() == await others.claim() == []
@@ -575,3 +573,113 @@ async def test_a_codec_that_makes_no_bytes_is_refused(client: Client, raw: Any) 
     with pytest.raises(delayq.DecodeError) as caught:
         _ = message.value
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.every_server
+async def test_a_reply_holds_only_a_few_large_bodies(jobs: Jobs) -> None:
+    await jobs.offer_many([Offer("x" * 100_000) for _ in range(7)])
+    sizes = []
+    while some := await values(jobs):
+        sizes.append(len(some))
+    # The first message, and 256 KiB beyond it.
+    assert sizes == [3, 3, 1]
+    # A body larger than that comes alone.
+    await jobs.offer_many([Offer("x" * 400_000), Offer("small"), Offer("y" * 400_000)])
+    for first_letters in (["x", "s"], ["y"]):
+        assert [message.value[0] for message in await jobs.claim(100)] == first_letters
+
+
+@pytest.mark.every_server
+async def test_dead_letters_of_one_id_lie_side_by_side(jobs: Jobs, store: Store) -> None:
+    for value in ("first", "second", "third"):
+        await (await leased(jobs, value, id="order-42")).bury(f"reason of {value}")
+    letters = await jobs.dead.list()
+    assert [(letter.id, letter.value, letter.reason) for letter in letters] == [
+        ("order-42", value, f"reason of {value}") for value in ("first", "second", "third")
+    ]
+    assert await jobs.dead.size() == 3
+    for value in ("first", "second"):
+        # Only one message of an id lives at a time.
+        assert await jobs.dead.redrive(["order-42"]) == 1
+        assert await jobs.dead.redrive(["order-42"]) == await jobs.dead.redrive() == 0
+        assert await values(jobs, 5) == [value]
+    await (await leased(jobs, "fourth", id="order-42")).bury("no good")
+    assert await jobs.dead.purge(["order-42"]) == 2
+    assert (await store.look()).dead_messages == {}
+
+
+async def test_a_bad_reply_to_a_claim_hands_out_nothing(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await jobs.offer(1)
+    client = jobs._open.partitions[0].store.client
+    run_once = client.run_once
+
+    async def break_one(*call: Any) -> Any:
+        monkeypatch.undo()
+        await run_once(*call)
+        return ["?"]
+
+    monkeypatch.setattr(client, "run_once", break_one)
+    message = await claim_one(jobs, wait=60)
+    # The messages claimed by the first call went back, and its attempt does not count.
+    assert (message.value, message.attempt) == (1, 1)
+
+
+KEYS = ReliableKeys.of("jobs")
+DAY = 86_400
+
+
+async def die(queue: Jobs, *ids: str) -> None:
+    """Make a dead letter of a new message under each id, in that order."""
+    for key in ids:
+        await (await leased(queue, 0, id=key)).bury("why")
+
+
+async def grow_old(raw: Any, *names: str, by: float) -> None:
+    """Make it as if these letters had died ``by`` seconds earlier."""
+    for name in names:
+        await raw.zincrby(KEYS.dead, -by * 1_000_000, name)
+
+
+@pytest.mark.every_server
+async def test_no_call_drops_more_than_a_bounded_number(jobs: Jobs, raw: Any) -> None:
+    names = [f"{n:04d}" for n in range(1500)]
+    await raw.zadd(KEYS.dead, {name: n + 1 for n, name in enumerate(names)})
+    await raw.hset(KEYS.dead_messages, mapping=dict.fromkeys(names, "{}\n1\n0"))
+    await jobs.configure(keep_dead=60, max_dead=10)
+    left = [await jobs._open.partitions[0].store.trim_dead() for _ in range(4)]
+    assert left == [600, 600, 300, 0]
+    assert await raw.hlen(KEYS.dead_messages) == 0
+
+
+@pytest.mark.every_server
+async def test_a_limit_that_cannot_be_read_is_none(jobs: Jobs, raw: Any) -> None:
+    await die(jobs, "a")
+    # Without a limit, letters stay.
+    await grow_old(raw, "a", by=10_000 * DAY)
+    for n, text in enumerate(("junk", "-1", "nan", "1e400", "")):
+        await raw.hset(KEYS.settings, mapping={"keep_dead": text, "max_dead": text})
+        await die(jobs, "b")
+        assert await raw.zcard(KEYS.dead) == 2 + n, text
+
+
+async def test_a_user_that_may_only_look_sees_letters_that_are_about_to_go(
+    jobs: Jobs, server: PrivateServer, raw: Any
+) -> None:
+    await die(jobs, "a", "b")
+    await jobs.configure(max_dead=1)
+    rules = acl_rules("dashboard", reliable=["jobs"])
+    await raw.execute_command("ACL", "SETUSER", "reader", "on", ">secret", *rules)
+    url = server.url.replace("://", "://reader:secret@")
+    async with delayq.connect(url) as theirs:
+        letters = await theirs.reliable_queue("jobs").dead.list()
+        assert [letter.id for letter in letters] == ["a", "b"]
+    assert [letter.id for letter in await jobs.dead.list()] == ["b"]
+
+
+async def test_the_limit_of_dead_letters_applies_to_each_partition(client: Client) -> None:
+    queue = client.reliable_queue("parts", lease=LEASE, partitions=4, max_dead=1)
+    await die(queue, *(f"{n}" for n in range(40)))
+    assert len(await queue.dead.list()) == 4
+    assert TRIM_DEAD.roles == {"admin"}

@@ -546,20 +546,10 @@ async def test_a_large_queue_is_moved_by_processes_that_are_killed_on_their_way(
         ]
 
     due = await due_times()
-    command = [
-        sys.executable,
-        "-m",
-        "delayq",
-        "repartition",
-        "jobs",
-        "--to",
-        "8",
-        "--url",
-        server.url,
-    ]
+    command = (sys.executable, "-m", "delayq", "repartition", "jobs", "--to", "8")
     keys = [ReliableKeys.of("jobs", partition=n) for n in range(8)]
     for kill in range(1, 6):
-        process = await asyncio.create_subprocess_exec(*command)
+        process = await asyncio.create_subprocess_exec(*command, "--url", server.url)
 
         async def arrived(kill: int = kill) -> bool:
             counts: list[int] = [await raw.hlen(key.named("bodies")) for key in keys]
@@ -568,7 +558,7 @@ async def test_a_large_queue_is_moved_by_processes_that_are_killed_on_their_way(
         await until(arrived, 600)
         process.kill()
         await process.wait()
-    process = await asyncio.create_subprocess_exec(*command)
+    process = await asyncio.create_subprocess_exec(*command, "--url", server.url)
     assert await process.wait() == 0
     assert await due_times() == due
     gone = await jobs.cancel_many([f"m{n}" for n in range(count)])

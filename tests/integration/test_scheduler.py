@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 import delayq
 from delayq._engine.store import resync
 from delayq._redisson.keys import DelayedKeys
 from tests.support.foreign import store
-from tests.support.tasks import end
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from delayq import Client, DelayedQueue
     from tests.support.servers import PrivateServer
 
@@ -30,55 +24,6 @@ RESYNC = 1.0
 
 def now_ms() -> float:
     return time.time() * 1000
-
-
-class Log:
-    """A record of deliveries and their times.
-
-    Due times and arrivals use one clock, because the server runs on this machine.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        self.arrived: dict[int, list[float]] = {}
-        self.due: dict[int, float] = {}
-        self.unknown: set[int] = set()
-        self.chance = random.Random(seed)
-
-    @asynccontextmanager
-    async def consuming(self, queue: DelayedQueue[int]) -> AsyncIterator[None]:
-        async def consume() -> None:
-            async for value in queue:
-                self.arrived.setdefault(value, []).append(now_ms())
-
-        task = asyncio.create_task(consume())
-        yield
-        await end(task)
-
-    async def offer(self, queue: DelayedQueue[int], value: int, delay: float) -> None:
-        receipt = await queue.offer(value, delay)
-        self.due[value] = receipt.due_at.timestamp() * 1000
-
-    async def offer_many(self, queue: DelayedQueue[int], count: int, within: float) -> None:
-        """Offer messages at random times, and note those whose outcome is unknown."""
-
-        async def offer(value: int) -> None:
-            await asyncio.sleep(self.chance.random() * within)
-            try:
-                await self.offer(queue, value, self.chance.random())
-            except delayq.OutcomeUnknown:
-                self.unknown.add(value)
-
-        await asyncio.gather(*(offer(value) for value in range(count)))
-
-    async def complete(self) -> None:
-        """Wait until every offered message has arrived."""
-        await until(lambda: not self.due.keys() - self.arrived.keys(), 30)
-
-    def check(self) -> None:
-        assert self.arrived.keys() >= self.due.keys()
-        assert [value for value, times in self.arrived.items() if len(times) > 1] == []
-        early = [value for value, due in self.due.items() if self.arrived[value][0] < due]
-        assert early == []
 
 
 async def test_short_delays_come_first(server: PrivateServer, queue: DelayedQueue[int]) -> None:
@@ -127,47 +72,6 @@ async def test_the_recheck_finds_unannounced_records(server: PrivateServer, raw:
         assert await asyncio.wait_for(taker, 20) == 17
         assert due <= now_ms()
         assert await raw.keys() == []
-
-
-@pytest.mark.parametrize(
-    "storm", ["CLIENT KILL TYPE pubsub", "CLIENT KILL TYPE normal", "SCRIPT FLUSH"]
-)
-async def test_a_storm_loses_no_message(server: PrivateServer, raw: Any, storm: str) -> None:
-    log, over = Log(seed=4), asyncio.Event()
-
-    async def rage() -> None:
-        # redis-py may swallow a cancellation.
-        while not over.is_set():
-            with suppress(RedisError, OSError):
-                await raw.execute_command(*storm.split())
-            await asyncio.sleep(0.02 if "FLUSH" in storm else 0.2)
-
-    async with delayq.connect(server.url, resync_interval=RESYNC) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        rager = asyncio.create_task(rage())
-        async with log.consuming(queue):
-            await log.offer_many(queue, 300, within=1)
-            over.set()
-            await end(rager)
-            await log.complete()
-    log.check()
-    assert "normal" in storm or not log.unknown
-
-
-async def test_a_server_killed_and_restarted_loses_nothing(own_server: PrivateServer) -> None:
-    log = Log(seed=5)
-    async with delayq.connect(own_server.url, resync_interval=RESYNC) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        async with log.consuming(queue):
-            offers = asyncio.create_task(log.offer_many(queue, 500, within=1))
-            for _ in range(3):
-                await asyncio.sleep(0.3)
-                own_server.kill()
-                await asyncio.sleep(0.1)
-                await asyncio.to_thread(own_server.start)
-            await offers
-            await log.complete()
-    log.check()
 
 
 @pytest.mark.gate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,35 +67,6 @@ async def test_a_message_that_kills_dies_alone(
     (await store.look()).demand_no_orphans()
 
 
-@pytest.mark.every_server
-async def test_messages_that_a_crash_interrupted_come_back_together_in_order(
-    client: Client, raw: Any
-) -> None:
-    settings: Any
-    for name, settings in (
-        ("plain", {}),
-        ("limited", {"limit": delayq.Limit(concurrency=60)}),
-        ("grouped", {"group_limit": delayq.Limit(concurrency=30)}),
-    ):
-        queue = client.reliable_queue(name, lease=LEASE, max_attempts=1, **settings)
-        groups = ("a", "b") if name == "grouped" else (None,)
-        await queue.offer_many(
-            [delayq.Offer(n, group=groups[n % len(groups)], priority=n % 3) for n in range(60)]
-        )
-        before = await queue.claim(60)
-        assert len(before) == 60
-        await crash(queue, Store(raw, name))
-        # It was due before what was offered later.
-        await queue.offer_many([delayq.Offer(100 + n, group=groups[0]) for n in range(30)])
-        after = await queue.claim(60)
-        passed = timedelta(seconds=2 * LEASE)
-        assert [(m.id, m.attempt, m.due_at + passed) for m in after] == [
-            (m.id, 2, m.due_at) for m in before
-        ], name
-        for message in after:
-            await message.ack()
-
-
 async def test_suspects_come_one_at_a_time_from_all_queues(client: Client, raw: Any) -> None:
     queues = [client.reliable_queue(name, lease=LEASE) for name in ("one", "two")]
     for queue in queues:
@@ -129,9 +99,7 @@ async def test_settling_a_suspect_frees_the_next_one(
 
 
 @pytest.mark.every_server
-async def test_whatever_a_worker_says_about_a_message_ends_the_suspicion(
-    jobs: Jobs, store: Store
-) -> None:
+async def test_what_a_worker_says_of_a_message_ends_suspicion(jobs: Jobs, store: Store) -> None:
     await crashed_twice(jobs, store, 2)
     await (await claim_one(jobs, 2)).snooze(0)
     # It is no suspect any more, so it may come beside one.

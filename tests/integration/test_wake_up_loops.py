@@ -221,9 +221,7 @@ async def test_a_queue_with_eager_tasks_survives_a_restart(own_server: PrivateSe
         loop.set_task_factory(None)
 
 
-async def test_a_client_is_used_and_closed_only_in_its_own_event_loop(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_client_is_used_and_closed_in_its_own_event_loop(own_server: PrivateServer) -> None:
     client = await delayq.connect(own_server.url).__aenter__()
     queue: DelayedQueue[int] = client.delayed_queue("orders")
 

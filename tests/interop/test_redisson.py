@@ -302,24 +302,6 @@ async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(l
 
 
 @newest_first
-async def test_a_message_that_python_cancels_does_not_come_to_java(live: Live) -> None:
-    log = Log()
-    # However slow the machine, none is due before it is cancelled.
-    messages = [(TEXT.value(n), 500 + n if n % 2 else HOUR_MS) for n in range(1000)]
-    java = await live.open()
-    queue = live.queue()
-    receipts = await queue.offer_many(for_python(messages))
-    assert all(await asyncio.gather(*(receipt.cancel() for receipt in receipts[::2])))
-    for (value, _), receipt in zip(messages[1::2], receipts[1::2], strict=True):
-        log.offered_by_python(value, receipt)
-    log.came_to_java(await asyncio.wait_for(java.take(500), DEADLINE))
-    await live.drained()
-    log.check()
-    assert not any(await asyncio.gather(*(receipt.cancel() for receipt in receipts)))
-    await java.detach()
-
-
-@newest_first
 async def test_a_cancel_at_the_due_time_says_truly_whether_the_message_comes(live: Live) -> None:
     log, messages = Log(), [(TEXT.value(n), 300 + n) for n in range(1000)]
     java = await live.open()

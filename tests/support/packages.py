@@ -38,10 +38,8 @@ TESTS = ["tests/unit", *(f"tests/integration/test_{name}.py" for name in NAMES)]
 
 # Tests that depend on when a task starts running: they also run on the other event loops, with the
 # newest interpreter.
-LOOP_NAMES = ("cancellation", "delayed_queue", "deliveries", "faults", "fetching_ahead")
-LOOP_TESTS = [
-    f"tests/integration/test_{name}.py" for name in (*LOOP_NAMES, "reliable_cancellation")
-]
+LOOP_NAMES = ("delayed_queue", "deliveries", "faults", "fetching_ahead", "reliable_cancellation")
+LOOP_TESTS = [f"tests/integration/test_{name}.py" for name in LOOP_NAMES]
 
 # Run in an environment without extras: every module that needs none must import. The others name
 # the extra that they need.
