@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from tests.faults import report as storms
 from tests.interop import report
-from tests.support import disturbed, loops
+from tests.support import disturbed
 from tests.support.servers import KINDS, Kind, PrivateServer, find_kinds, memory_disk
 
 if TYPE_CHECKING:
@@ -31,6 +31,27 @@ settings.register_profile("brief", deadline=None, derandomize=True, max_examples
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=1_000)
 settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=2_000)
 settings.load_profile(QUICK)
+
+
+def _eager() -> asyncio.AbstractEventLoop:
+    """Make a loop whose tasks run at once until they first wait. Needs Python 3.12 or later."""
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    return loop
+
+
+def _uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+EVENT_LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "eager": _eager,
+    "uvloop": _uvloop,
+}
+"""The factories, by the name that ``pytest --event-loop`` takes."""
 
 REQUIRED = "DELAYQ_REQUIRE_SERVERS"
 LATER = {
@@ -58,7 +79,7 @@ _NONE = pytest.param("none", marks=pytest.mark.skip(reason="no server found on t
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--event-loop",
-        choices=[*loops.FACTORIES],
+        choices=[*EVENT_LOOPS],
         default="asyncio",
         help="the event loop of all async tests; default: asyncio",
     )
@@ -259,7 +280,7 @@ def _patient() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"loop_factory": loops.FACTORIES[request.config.getoption("event_loop")]}
+    return "asyncio", {"loop_factory": EVENT_LOOPS[request.config.getoption("event_loop")]}
 
 
 @pytest.fixture(scope="session")

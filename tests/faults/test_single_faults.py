@@ -230,22 +230,6 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
 # Permissions
 
 
-@pytest.mark.every_server
-async def test_a_missing_right_refuses_whole_and_nothing_is_offered_again_and_again(
-    server: PrivateServer, raw: Any
-) -> None:
-    for kind, denied in (
-        *(("reliable", denied) for denied in ("-evalsha -eval", "-hset", "-zadd")),
-        *(("delayed", denied) for denied in ("-evalsha -eval", "-zadd", "-publish")),
-    ):
-        async with limited(server, raw, denied) as client:
-            # The second time, the server already knows the script.
-            for _ in range(2):
-                with pytest.raises(delayq.ServerRefused):
-                    await offer_to(client, kind)
-        assert await stored(raw) == 0, (kind, denied)
-
-
 async def test_an_unannounced_reliable_message_reaches_its_offerer_in_time_others_by_the_recheck(
     server: PrivateServer, raw: Any
 ) -> None:
@@ -281,14 +265,6 @@ async def limited(
             yield client
     finally:
         await raw.acl_deluser("limited")
-
-
-async def offer_to(client: Client, kind: str) -> None:
-    # Each is the next one due, so each would be announced.
-    if kind == "reliable":
-        await client.reliable_queue("jobs").offer(1)
-    else:
-        await client.delayed_queue("orders").offer(1, HOUR)
 
 
 async def stored(raw: Any) -> int:

@@ -183,9 +183,7 @@ AT_ONCE = 8
 
 @pytest.mark.timing  # how long a close takes
 @pytest.mark.parametrize("count", [2, in_gate(12)])
-async def test_clients_that_go_at_random_lose_nothing(
-    own_server: PrivateServer, count: int
-) -> None:
+async def test_clients_going_at_random_lose_nothing(own_server: PrivateServer, count: int) -> None:
     plans = [plan for plan in map(moments.Plan.of, range(36)) if len(plan.queues) <= 10][:count]
     assert await moments.run_all(own_server, plans, AT_ONCE) == [[]] * count
 

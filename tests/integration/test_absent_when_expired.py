@@ -42,9 +42,7 @@ async def test_expired_messages_neither_count_nor_take_room(
 
 
 @pytest.mark.every_server
-async def test_a_retry_that_would_come_too_late_holds_no_ordered_group_up(
-    client: Client, store: Store
-) -> None:
+async def test_a_retry_too_late_holds_no_ordered_group_up(client: Client, store: Store) -> None:
     queue = client.reliable_queue("jobs", lease=HOUR, group_limit=delayq.Limit(ordered=True))
     await queue.offer("first", id="a", group="g", ttl=2 * HOUR)
     await queue.offer("second", group="g")

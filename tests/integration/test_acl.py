@@ -314,9 +314,7 @@ async def work(url: str) -> list[Any]:
     return got
 
 
-async def test_on_a_cluster_each_role_does_its_work_and_reaches_no_other_queue(
-    cluster: TestCluster,
-) -> None:
+async def test_on_a_cluster_each_role_works_and_reaches_nothing_else(cluster: TestCluster) -> None:
     for partitions in (1, 12):
         for node in cluster.nodes:
             node.flush()

@@ -146,9 +146,7 @@ async def test_a_dropped_dead_letter_stays_dead_to_the_batch(jobs: Jobs) -> None
 
 @pytest.mark.parametrize("delay", [0, 3600])
 @pytest.mark.parametrize("group", [None, "acme"])
-async def test_a_purge_does_not_drop_the_alarm_that_it_raises(
-    jobs: Jobs, delay: int, group: str | None
-) -> None:
+async def test_a_purge_keeps_the_alarm_it_raises(jobs: Jobs, delay: int, group: str | None) -> None:
     batches = [
         await jobs.offer_batch(
             [Offer(number, delay=60, group=group) for number in range(150)],
@@ -173,9 +171,7 @@ async def test_a_purge_reads_the_alarms_that_it_raises_by_the_page(jobs: Jobs, r
     assert await jobs.purge("ready") == 299
 
 
-async def test_a_purge_drops_what_is_claimed_while_it_passes_alarms(
-    jobs: Jobs, client: Client
-) -> None:
+async def test_a_purge_drops_claims_while_it_passes_alarms(jobs: Jobs, client: Client) -> None:
     for _ in range(150):
         await jobs.offer_batch([Offer(0, priority=9)], on_failure=Offer("alarm", priority=5))
     await jobs.offer("other")
@@ -229,9 +225,7 @@ async def test_what_follows_has_options_and_followers_of_its_own(jobs: Jobs) -> 
     assert await ack_all(jobs) == ["mail"]
 
 
-async def test_what_follows_finds_its_batch_however_long_it_has_waited(
-    jobs: Jobs, client: Client
-) -> None:
+async def test_what_follows_finds_its_batch_however_late_it_is(jobs: Jobs, client: Client) -> None:
     batch = await jobs.offer_batch([Offer(0)], then=Offer("report", delay=7200))
     assert await ack_all(jobs) == [0]
     await advance(client, 7200)
@@ -249,9 +243,7 @@ async def test_what_follows_finds_its_batch_however_long_it_has_waited(
         await batch.status()
 
 
-async def test_a_batch_is_remembered_for_a_week_after_what_follows_has_died(
-    jobs: Jobs, client: Client
-) -> None:
+async def test_a_batch_is_known_a_week_after_what_follows_died(jobs: Jobs, client: Client) -> None:
     batch = await jobs.offer_batch([Offer(0)], then=THEN)
     assert await ack_all(jobs) == [0]
     (report,) = await claimed(jobs)
@@ -379,9 +371,7 @@ async def test_a_batch_that_is_not_durable_is_whole_all_the_same(jobs: Jobs) -> 
     assert await ack_all(jobs) == ["report"]
 
 
-async def test_a_batch_is_not_begun_if_the_server_does_not_support_the_durability(
-    jobs: Jobs, raw: Any
-) -> None:
+async def test_a_batch_is_not_begun_if_its_durability_is_unsupported(jobs: Jobs, raw: Any) -> None:
     with pytest.raises(delayq.ServerRefused):
         await jobs.offer_batch(members(1), durability="fsync")
     assert await raw.keys("*:batch*") == []
@@ -518,9 +508,7 @@ async def test_a_message_that_expires_is_noticed_among_many(jobs: Jobs, client: 
     await until(is_noticed)
 
 
-async def test_a_cancellation_reads_a_bounded_number_of_bytes_at_once(
-    jobs: Jobs, faults: Faults
-) -> None:
+async def test_a_cancellation_reads_a_bounded_number_of_bytes(jobs: Jobs, faults: Faults) -> None:
     offers = [Offer("x" * (400_000 if number else 1), id=f"m{number}") for number in range(6)]
     batch = await jobs.offer_batch(offers)
     faults.calls.clear()
@@ -656,9 +644,7 @@ async def test_a_move_looks_at_many_batches_in_few_calls(client: Client, raw: An
     assert stats["cmdstat_evalsha"]["calls"] < 300
 
 
-async def test_a_call_that_arrives_late_does_not_open_again_what_has_ended(
-    jobs: Jobs, raw: Any
-) -> None:
+async def test_a_late_call_does_not_open_again_what_has_ended(jobs: Jobs, raw: Any) -> None:
     batch = await offered(jobs, 1)
     assert await ack_all(jobs) == [0]
     keys = [f"delayq:{{jobs}}:{key}" for key in JOIN_BATCH.keys]

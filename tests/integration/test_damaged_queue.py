@@ -41,9 +41,7 @@ GARBAGE = ("", "garbage", "nan", "1e999", "-", "1:2", "1-0", "1-1:x:s", "0-0:9e9
 @pytest.mark.parametrize(
     "field", ["tokens", "attempts", "expiries", "priorities", "errors", "checkpoints"]
 )
-async def test_garbage_beside_a_message_harms_neither_it_nor_others(
-    jobs: Jobs, raw: Any, field: str
-) -> None:
+async def test_garbage_beside_a_message_harms_no_message(jobs: Jobs, raw: Any, field: str) -> None:
     for garbage in GARBAGE:
         await jobs.offer_many([Offer(name, id=name) for name in ("first", "damaged", "last")])
         await raw.hset(f"delayq:{{jobs}}:{field}", "damaged", garbage)
@@ -87,9 +85,7 @@ async def test_an_incomplete_message_does_not_hold_its_id(jobs: Jobs, raw: Any) 
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-async def test_due_messages_without_bodies_make_no_other_come_twice(
-    jobs: Jobs, raw: Any, limit: int
-) -> None:
+async def test_messages_without_bodies_double_no_other(jobs: Jobs, raw: Any, limit: int) -> None:
     ids = [f"m{number}" for number in range(2 * limit)]
     await jobs.offer_many([Offer(name, id=name) for name in ids])
     await raw.hdel("delayq:{jobs}:bodies", *ids[:limit])
@@ -185,9 +181,7 @@ EVICTED = (
 )
 
 
-async def test_a_worker_puts_back_what_waits_after_the_server_has_evicted_keys(
-    client: Client, raw: Any
-) -> None:
+async def test_a_worker_puts_back_what_waits_after_an_eviction(client: Client, raw: Any) -> None:
     for evicted in EVICTED:
         queue = client.reliable_queue(f"jobs {evicted}", lease=3600)
         grouped = [Offer(n, id=f"{n}", group=f"g{n % 3}", priority=n % 2) for n in range(9)]

@@ -54,9 +54,7 @@ class TestOffering:
         assert await raw.zrange(TIMEOUT, 0, -1, withscores=True) == [(record, due_ms)]
         assert (await listener.get_message(timeout=60))["data"] == str(round(due_ms)).encode()
 
-    async def test_every_receipt_of_an_offer_names_its_record_and_due_time(
-        self, queue: Orders, raw: Any
-    ) -> None:
+    async def test_a_receipt_names_its_record_and_due_time(self, queue: Orders, raw: Any) -> None:
         delays = (60, 60 + 1e-6, 60.0005, 61.1, timedelta(days=1), 3600.5, 8e9, 1e11, 9e12 - 3e9)
         receipts = await queue.offer_many([(n, delays[n % len(delays)]) for n in range(300)])
         receipts += [await queue.offer(0, delay) for delay in delays]

@@ -92,9 +92,7 @@ async def test_a_caller_that_lost_its_lease_is_told_and_changes_nothing(queue: O
 
 
 @pytest.mark.every_server
-async def test_messages_whose_leases_have_ended_come_back_in_order(
-    server: PrivateServer, raw: Any
-) -> None:
+async def test_messages_of_ended_leases_come_back_in_order(server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(server.url) as dying:
         queue: Orders = dying.delayed_queue("orders")
         await queue.offer_many([(n, 0) for n in range(80)])
@@ -321,9 +319,7 @@ async def test_a_nack_without_an_answer_is_unknown(queue: Orders, faults: Faults
         await delivery.ack()
 
 
-async def test_a_payload_too_large_to_offer_can_be_taken_or_returned(
-    client: Client, raw: Any
-) -> None:
+async def test_a_payload_too_large_to_offer_is_taken_and_returned(client: Client, raw: Any) -> None:
     queue = client.delayed_queue("orders", codec=delayq.StringCodec())
     large = "x" * 3_000_000
     await raw.rpush("orders", large, large)

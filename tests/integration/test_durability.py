@@ -206,9 +206,7 @@ async def test_an_offer_durable_on_disk_survives_the_server(server_kind: Kind) -
 
 
 @pytest.mark.every_server
-async def test_an_offer_whose_durability_the_server_cannot_keep_is_not_written(
-    client: Client, jobs: Jobs
-) -> None:
+async def test_an_unsupported_durability_writes_nothing(client: Client, jobs: Jobs) -> None:
     """Redis 7.0 lacks the command, and the newer servers here do not write to their disk."""
     orders: Orders = client.delayed_queue("orders")
     for offer in (jobs.offer, orders.offer):

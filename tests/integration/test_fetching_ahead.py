@@ -281,9 +281,7 @@ async def test_messages_behind_a_slow_handler_go_back(
 
 
 @pytest.mark.parametrize("end", ["left", "cancelled"])
-async def test_messages_that_one_loop_returns_reach_the_other_loop(
-    client: Client, way: Way, end: str
-) -> None:
+async def test_what_one_loop_returns_reaches_the_other(client: Client, way: Way, end: str) -> None:
     queue, one, two = await way.filled(client), list[int](), list[int]()
 
     async def leave() -> None:

@@ -81,9 +81,7 @@ async def test_reports_and_the_end_come_at_once(jobs: Jobs) -> None:
     assert [event.at for event in following.events] == sorted(e.at for e in following.events)
 
 
-async def test_whoever_comes_later_gets_the_last_report_and_whoever_comes_too_late_the_end(
-    jobs: Jobs,
-) -> None:
+async def test_latecomers_get_the_last_report_or_the_end(jobs: Jobs) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
     await message.progress(0.5)
@@ -94,9 +92,7 @@ async def test_whoever_comes_later_gets_the_last_report_and_whoever_comes_too_la
     assert [event.state async for event in jobs.follow("v", 10)] == ["done"]
 
 
-async def test_ten_reports_a_second_reach_the_server_and_the_last_one_does(
-    jobs: Jobs, raw: Any
-) -> None:
+async def test_ten_reports_a_second_and_the_last_one_reach_the_server(jobs: Jobs, raw: Any) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
     await raw.config_resetstat()
@@ -113,9 +109,7 @@ async def test_ten_reports_a_second_reach_the_server_and_the_last_one_does(
     assert (await anext(events)).done == 499
 
 
-async def test_a_handler_that_is_cancelled_while_it_reports_has_acknowledged(
-    jobs: Jobs, raw: Any
-) -> None:
+async def test_a_handler_cancelled_while_it_reports_has_acknowledged(jobs: Jobs, raw: Any) -> None:
     await jobs.offer("video", id="v")
     (message,) = await jobs.claim(wait=10)
     await message.progress(1)

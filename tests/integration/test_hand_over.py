@@ -199,9 +199,7 @@ async def test_unconfirmed_messages_of_a_dead_client_go_back_by_themselves(
         assert [await asyncio.wait_for(theirs.take(), 60) for _ in range(2)] == [0, 1]
 
 
-async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
-    raw: Any, linked: Linked
-) -> None:
+async def test_a_lost_confirmation_is_repeated_without_harm(raw: Any, linked: Linked) -> None:
     links, _, queue = linked
     await filled(raw, "orders", 1)
     # The link breaks right behind the confirmation: its reply is lost, whether or not the request

@@ -87,9 +87,7 @@ class TestRouting:
                     assert max(on.values()) - min(on.values()) <= 3, masters
 
 
-async def test_messages_spread_over_all_partitions_and_come_all_once_in_the_order_of_each(
-    jobs: Jobs,
-) -> None:
+async def test_messages_of_all_partitions_come_once_in_the_order_of_each(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(500)])
     stored = [(await partition.store.depth()).ready for partition in jobs._open.partitions]
     assert (len(stored), sum(stored)) == (PARTITIONS, 500)
@@ -322,9 +320,7 @@ async def test_dead_letters_are_of_all_partitions(jobs: Jobs) -> None:
     assert sorted(await handled(jobs, 18)) == [n for n in range(20) if n not in (4, 5)]
 
 
-async def test_a_failed_batch_names_stored_and_refused_messages_of_all_partitions(
-    jobs: Jobs,
-) -> None:
+async def test_a_failed_batch_names_stored_and_refused_messages_everywhere(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(n, delay=3600, id=f"m{n}") for n in range(5)])
     with pytest.raises(delayq.DuplicateMessage) as caught:
         await jobs.offer_many([Offer(n, delay=3600, id=f"m{n}") for n in range(3, 20)])
@@ -378,9 +374,7 @@ async def test_a_worker_with_few_hands_handles_all_partitions_and_all_of_them_se
 
 
 @pytest.mark.gate
-async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(
-    cluster: TestCluster,
-) -> None:
+async def test_on_a_cluster_each_master_has_a_share_and_slots_move(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url) as client:
         jobs: Jobs = client.reliable_queue("jobs", lease=LEASE, partitions=16)
         got: list[int] = []

@@ -458,9 +458,7 @@ async def test_a_deadline_around_the_block_gives_the_message_back(jobs: Jobs, st
 
 
 @pytest.mark.every_server
-async def test_a_message_settled_inside_its_block_is_left_alone_at_its_end(
-    client: Client, raw: Any
-) -> None:
+async def test_a_message_settled_in_its_block_is_left_alone_after(client: Client, raw: Any) -> None:
     ends: dict[str, tuple[tuple[Any, ...], int, int]] = {
         "ack": ((), 0, 0),
         "nack": ((HOUR,), 1, 0),

@@ -225,9 +225,7 @@ async def test_a_check_of_rights_touches_no_key(server: PrivateServer) -> None:
             await raw.config_set("notify-keyspace-events", str(before))
 
 
-async def test_a_key_of_a_foreign_type_is_refused_before_anything_has_changed(
-    server: PrivateServer,
-) -> None:
+async def test_a_foreign_key_is_refused_before_anything_changes(server: PrivateServer) -> None:
     wrong = []
     async with bench(server) as made:
         for script, case, prepare in CASES:

@@ -296,9 +296,7 @@ async def test_a_server_that_goes_away_reveals_nothing(caplog: pytest.LogCapture
 
 
 @pytest.mark.every_server
-async def test_a_command_that_the_server_does_not_know_is_not_quoted_with_its_arguments(
-    server_kind: Kind,
-) -> None:
+async def test_an_unknown_command_is_not_quoted_with_its_arguments(server_kind: Kind) -> None:
     options = ("--rename-command", "RPUSH", "")
     with PrivateServer(server_kind, options=options) as server:
         async with delayq.connect(server.url) as client:

@@ -131,9 +131,7 @@ async def test_a_client_takes_nothing_beside_a_suspect_until_it_has_survived_for
 
 
 @pytest.mark.every_server
-async def test_a_message_lost_alone_is_a_suspect_and_one_lost_with_others_is_not(
-    client: Client, raw: Any
-) -> None:
+async def test_only_a_message_lost_alone_is_a_suspect(client: Client, raw: Any) -> None:
     queues = [client.reliable_queue(name, lease=LEASE, max_attempts=1) for name in ("one", "two")]
     stores = [Store(raw, queue.name) for queue in queues]
     await queues[0].offer(1, id="lone", max_attempts=2)

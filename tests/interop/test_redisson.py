@@ -59,9 +59,7 @@ amounts = pytest.mark.parametrize("count", [MESSAGES, nightly(AT_NIGHT)])
 
 
 @amounts
-async def test_messages_that_java_offers_come_to_python_once_and_not_early(
-    live: Live, count: int
-) -> None:
+async def test_messages_of_java_come_to_python_once_and_not_early(live: Live, count: int) -> None:
     async def play(live: Live, pair: Pair) -> None:
         log, messages = Log(pair), random_messages(pair, count)
         java = await live.open(pair)
@@ -78,9 +76,7 @@ async def test_messages_that_java_offers_come_to_python_once_and_not_early(
 
 
 @amounts
-async def test_messages_that_python_offers_come_to_java_once_and_not_early(
-    live: Live, count: int
-) -> None:
+async def test_messages_of_python_come_to_java_once_and_not_early(live: Live, count: int) -> None:
     async def play(live: Live, pair: Pair) -> None:
         log, messages = Log(pair), random_messages(pair, count)
         java = await live.open(pair, attached=not live.redisson.release.writes_old_records)

@@ -79,9 +79,7 @@ print(json.dumps(told))
 @pytest.mark.parametrize(
     "names", [("connect", "sync", "testing", "Worker"), in_gate((*delayq.__all__, *MODULES))]
 )
-def test_a_new_interpreter_loads_only_what_is_asked_for_and_in_any_order(
-    names: tuple[str, ...],
-) -> None:
+def test_a_new_interpreter_loads_only_what_it_needs_in_any_order(names: tuple[str, ...]) -> None:
     """A module that only names delayq's types, or a command's help, starts at once. redis-py takes
     longer to load than everything else: that happens when a client is made.
 

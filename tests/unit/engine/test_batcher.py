@@ -21,7 +21,6 @@ from delayq._engine.batcher import Batcher
 from delayq._redis.error_reader import Redirected
 from delayq._redis.scripts import Request, Script
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
-from tests.support.virtual_time import skip_waits
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -642,3 +641,20 @@ def test_every_item_leaves_once_in_order_within_the_limits_and_has_one_outcome(
             model.leave()
             model.check()
         model.close()
+
+
+def skip_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the running loop's clock jump to the next timer whenever there is nothing else to do.
+
+    Only for tests that wait for nothing but timers: by that clock, data from a network come late.
+    """
+    loop: Any = asyncio.get_running_loop()
+    now, select = loop.time(), loop._selector.select
+
+    def jump(timeout: float | None) -> Any:
+        nonlocal now
+        now += timeout or 0.0
+        return select(0)
+
+    monkeypatch.setattr(loop, "time", lambda: now)
+    monkeypatch.setattr(loop._selector, "select", jump)

@@ -168,9 +168,7 @@ class TestActions:
 
 
 class TestWakeups:
-    def test_a_client_wakes_when_a_message_is_due_and_a_little_later_if_it_was_not_first(
-        self, desk: Desk
-    ) -> None:
+    def test_a_client_wakes_on_time_or_a_little_later_if_it_is_not_first(self, desk: Desk) -> None:
         desk.due(10)
         assert desk.at(9.9) == 0
         assert desk.at(10.1) == 1

@@ -147,9 +147,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_clients_and_queues_are_opened_with_every_setting_that_was_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clients_and_queues_are_opened_with_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     declared: list[Callable[[Any], Any]] = []
     monkeypatch.setattr(SyncBridge, "declare", lambda _, open_on: declared.append(open_on))
     client = sync.connect("redis://127.0.0.1:1")
