@@ -32,6 +32,8 @@ from tests.support.tasks import end
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from delayq import Client, Message
     from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
@@ -39,30 +41,40 @@ if TYPE_CHECKING:
     Orders = delayq.DelayedQueue[int]
 
 
-async def test_many_claims_that_are_cancelled_or_short_lose_nothing(
-    client: Client, jobs: Jobs, store: Store
-) -> None:
-    wanted = examples(20_000)
+async def cancel_many(
+    wanted: int, call: Callable[[float], Any], offer: Callable[[int, float], Any]
+) -> int:
+    """Cancel so many calls, each of which is told how long to wait, while messages are offered.
+
+    Return how many were offered: 0, 1, ...
+    """
     chance = random.Random(1)
-    got: list[Message[int]] = []
     cancelled = offered = 0
-
-    async def claim() -> None:
-        got.extend(await jobs.claim(3, wait=chance.choice((60, 0, 0.0001, 0.0005, 0.002))))
-
     while cancelled < wanted:
-        claims = [asyncio.create_task(claim()) for _ in range(50)]
+        waits = [chance.choice((60, 0, 0.0001, 0.0005, 0.002)) for _ in range(50)]
+        calls = [asyncio.create_task(call(wait)) for wait in waits]
         delays = [chance.choice((0, chance.random() * 0.002)) for _ in range(10)]
-        offers = [asyncio.create_task(jobs.offer(offered + n, delays[n])) for n in range(10)]
+        offers = [asyncio.create_task(offer(offered + n, delays[n])) for n in range(10)]
         offered += 10
-        for task in claims:
+        for task in calls:
             if chance.random() < 0.3:
                 await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(*offers)
-        results = await asyncio.gather(*claims, return_exceptions=True)
+        results = await asyncio.gather(*calls, return_exceptions=True)
         cancelled += sum(isinstance(result, asyncio.CancelledError) for result in results)
+    return offered
 
+
+async def test_many_claims_that_are_cancelled_or_short_lose_nothing(
+    client: Client, jobs: Jobs, store: Store
+) -> None:
+    got: list[Message[int]] = []
+
+    async def claim(wait: float) -> None:
+        got.extend(await jobs.claim(3, wait=wait))
+
+    offered = await cancel_many(examples(20_000), claim, jobs.offer)
     # What is on its way back arrives.
     await until(lambda: leases(store), equals=len(got))
     while len(got) < offered:
@@ -176,33 +188,14 @@ async def settled(queue: Orders) -> list[int]:
 async def test_takes_that_are_cancelled_and_polls_that_are_short_lose_and_double_nothing(
     client: Client, queue: Orders, wanted: int
 ) -> None:
-    chance = random.Random(1)
     got: list[int] = []
-    cancelled = 0
-    offered = 0
 
-    async def take() -> None:
-        got.append(await queue.take())
-
-    async def poll() -> None:
-        value = await queue.poll(chance.choice((0, 0.0001, 0.0005, 0.001, 0.002)))
+    async def take(wait: float) -> None:
+        value = await (queue.take() if wait == 60 else queue.poll(wait))
         if value is not None:
             got.append(value)
 
-    while cancelled < wanted:
-        takers = [asyncio.create_task(take()) for _ in range(50)]
-        polls = [asyncio.create_task(poll()) for _ in range(60)]
-        delays = [chance.choice((0, chance.random() * 0.002)) for _ in range(10)]
-        offers = [asyncio.create_task(queue.offer(offered + i, delays[i])) for i in range(10)]
-        offered += 10
-        for taker in takers:
-            if chance.random() < 0.3:
-                await asyncio.sleep(0)
-            taker.cancel()
-        await asyncio.gather(*offers, *polls)
-        results = await asyncio.gather(*takers, return_exceptions=True)
-        cancelled += sum(isinstance(result, asyncio.CancelledError) for result in results)
-
+    offered = await cancel_many(wanted, take, queue.offer)
     got += await settled(queue)
     assert sorted(got) == list(range(offered))
     assert client.statistics().waiting == 0
