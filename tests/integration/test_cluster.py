@@ -40,30 +40,26 @@ if TYPE_CHECKING:
 LEASE = 5
 
 
-class TestReading:
-    def test_the_masters_of_all_slots_are_read_replicas_are_left_out(self) -> None:
-        answer = [
-            [0, 99, [b"a", 1, b"id"], [b"r", 9, b"id"]],
-            [100, 199, [b"b", 2, b"id", []]],
-            [200, 299, [b"a", 1, b"id"]],
-        ]
-        assert read_slots(answer, ("asked", 5)) == {
-            ("a", 1): [range(100), range(200, 300)],
-            ("b", 2): [range(100, 200)],
-        }
-
-    def test_a_node_without_a_name_has_the_address_that_was_asked(self) -> None:
-        unknown: list[Any] = [[b"", 7, b"id"], [None, 7, b"id"], [b"?", 7], [b"?", 7, b"id", []]]
-        unknown += [[b"?", 7, b"id", [b"hostname", b"x"]]]
-        named = [b"?", 7, b"id", [b"ip", b"10.0.0.1"]]
-        for name, host in (*((name, "asked") for name in unknown), (named, "10.0.0.1")):
-            assert read_slots([[0, 9, name]], ("asked", 5)) == {(host, 7): [range(10)]}, name
-
-    def test_a_redirection_names_a_place(self) -> None:
-        assert read_host_port("10.0.0.1:7000", ("asked", 5)) == ("10.0.0.1", 7000)
-        assert read_host_port("::1:7000", ("asked", 5)) == ("::1", 7000)
-        assert read_host_port(":7000", ("asked", 5)) == ("asked", 7000)
-        assert read_host_port("?:7000", ("asked", 5)) is None
+def test_the_masters_of_all_slots_are_read_and_the_place_that_a_redirection_names() -> None:
+    answer = [
+        [0, 99, [b"a", 1, b"id"], [b"r", 9, b"id"]],
+        [100, 199, [b"b", 2, b"id", []]],
+        [200, 299, [b"a", 1, b"id"]],
+    ]
+    assert read_slots(answer, ("asked", 5)) == {
+        ("a", 1): [range(100), range(200, 300)],
+        ("b", 2): [range(100, 200)],
+    }
+    # A node without a name has the address that was asked.
+    unknown: list[Any] = [[b"", 7, b"id"], [None, 7, b"id"], [b"?", 7], [b"?", 7, b"id", []]]
+    unknown += [[b"?", 7, b"id", [b"hostname", b"x"]]]
+    named = [b"?", 7, b"id", [b"ip", b"10.0.0.1"]]
+    for name, host in (*((name, "asked") for name in unknown), (named, "10.0.0.1")):
+        assert read_slots([[0, 9, name]], ("asked", 5)) == {(host, 7): [range(10)]}, name
+    assert read_host_port("10.0.0.1:7000", ("asked", 5)) == ("10.0.0.1", 7000)
+    assert read_host_port("::1:7000", ("asked", 5)) == ("::1", 7000)
+    assert read_host_port(":7000", ("asked", 5)) == ("asked", 7000)
+    assert read_host_port("?:7000", ("asked", 5)) is None
 
 
 @pytest.fixture

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.interop.values import from_java
+from tests.support.depth import nightly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -290,3 +293,16 @@ class JavaQueue:
     async def detach(self) -> None:
         """Call RDelayedQueue.destroy(): from now on this client moves nothing in this queue."""
         await self.ask("detach")
+
+
+def _on(*releases: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("redisson", releases, indirect=True, ids=str)
+
+
+# These read the records that we write; the old one can neither write nor read them.
+with_current = _on(NEWEST_4, NEWEST_3)
+with_old = _on(OLD)
+with_newest = _on(NEWEST_4)
+# What takes long, and depends little on the release: the others come at night.
+newest_current_first = _on(NEWEST_4, nightly(NEWEST_3))
+newest_first = _on(NEWEST_4, nightly(NEWEST_3), nightly(OLD))

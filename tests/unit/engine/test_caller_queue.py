@@ -140,35 +140,6 @@ class TestSeveralSources:
         callers.end(1, "b")
         assert callers.served() == [caller]
 
-    def test_items_wait_for_no_server_that_has_not_answered_for_a_moment(self) -> None:
-        for hangs_in in ("claim", "probe"):
-            callers = Callers(2)
-            gone = callers.join()
-            if hangs_in == "claim":
-                callers.begin(0)
-            else:
-                callers.queue.begin_probe(callers.sources[:1], callers.now)
-            callers.queue.leave(gone)
-            callers.now = 10.0
-            # A probe that follows waits behind what hangs already.
-            callers.queue.begin_probe(callers.sources[:1], callers.now)
-            caller = callers.join(10)
-            callers.begin(1)
-            callers.end(1, "a")
-            assert callers.served() == [caller], hangs_in
-
-    def test_callers_learn_that_nothing_is_due_once_every_source_has_said_so(self) -> None:
-        callers = Callers()
-        callers.join(4)
-        assert callers.to_probe() == [], "a caller that waits has no source probed"
-        caller = callers.join(nowait=True)
-        assert callers.to_probe() == [0, 1, 2]
-        callers.probe(s0=False, s1=False)
-        assert callers.served() == []
-        callers.begin(2)
-        callers.end(2)
-        assert callers.served() == [caller]
-
     def test_an_error_counts_only_if_nothing_came(self) -> None:
         for items in (["a"], []):
             callers = Callers(2)
