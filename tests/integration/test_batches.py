@@ -365,9 +365,15 @@ async def test_a_batch_that_is_not_durable_is_whole_all_the_same(jobs: Jobs) -> 
     with pytest.raises(delayq.NotDurable) as caught:
         await jobs.offer_batch(members(2), then=THEN, durability="replicas:1")
     assert set(caught.value.stored) == {"m0", "m1"}
+    assert await ack_all(jobs) == [0, 1]
+    assert await ack_all(jobs) == ["report"]
+
+
+async def test_the_note_that_a_batch_is_whole_is_as_safe_as_its_messages(jobs: Jobs) -> None:
+    with pytest.raises(delayq.NotDurable, match="0 of 1 replicas") as caught:
+        await jobs.offer_batch([], then=THEN, durability="replicas:1")
     assert caught.value.batch_id is not None
     assert (await jobs.batch(caught.value.batch_id).status()).was_offered_whole
-    assert await ack_all(jobs) == [0, 1]
     assert await ack_all(jobs) == ["report"]
 
 
