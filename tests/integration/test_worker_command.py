@@ -217,8 +217,8 @@ async def test_ctrl_c_is_graceful_and_a_second_signal_kills_at_once(
         # The one that is idle ends at the first signal.
         await until(lambda: sum(map(alive, it.children)) == 1, PATIENCE)
         it.process.send_signal(signal.SIGINT)
-        status, errors = await it.end()
-        assert (status, "Ctrl-C again kills them" in errors) == (128 + signal.SIGINT, True)
+        status, _ = await it.end()
+        assert status == 128 + signal.SIGINT
         await it.nobody_is_left()
 
 

@@ -356,8 +356,6 @@ class Supervisor:
             self._stop(signal.SIGKILL)
         else:
             self._stop(signal.SIGTERM)
-            if number == signal.SIGINT:
-                self._say("stopping when the running handlers have ended; Ctrl-C again kills them")
 
     def _stop(self, number: int) -> None:
         self._stopping.set()
