@@ -95,7 +95,7 @@ async def test_the_overview_shows_queues_of_every_kind(
     parts = client.reliable_queue("parts", partitions=4)
     await parts.offer_many([Offer(i, delay=3600) for i in range(40)])
     shown = await page(reader, "/")
-    assert re.search(r"jobs reliable paused 1 2 1 0 \S+ m?s ago", texts(shown))
+    assert re.search(r"jobs reliable paused for \S+ m?s 1 2 1 0 \S+ m?s ago", texts(shown))
     assert "orders delayed waiting 3 0 0 0" in texts(shown)
     assert "parts reliable, 4 partitions waiting 40 0 0 0" in texts(shown)
     assert "All 3 queues 44 2 1 0" in texts(shown)
