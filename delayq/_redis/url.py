@@ -63,7 +63,6 @@ _IGNORED_OPTIONS = re.compile(
 _NAMES_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
 # The parts of an address that may be shown. A path may be secret unless it is a number.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w. -]*)(?::[0-9]+)?"
-_SCHEME = re.compile(r"[a-z]+(?:\+(?:unix|sentinel|cluster))?")
 _BLANKS_AND_QUOTES = " \t\r\n'\""
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
 _SOCKET = re.compile(r"(?:/[^?#@:]*)?")
@@ -360,15 +359,17 @@ def _redacted(url: str) -> str:
         else _SERVER
     )
     # If a password contains a question mark, the host is taken for an option.
-    if "@" in options or not pattern.fullmatch(authority) or not _SCHEME.fullmatch(scheme):
+    if (
+        "@" in options
+        or not pattern.fullmatch(authority)
+        or scheme not in (*_SCHEMES, *_MULTI_SERVER_SCHEMES)
+    ):
         return _scheme_of(url)
     return f"{scheme}://{'***@' if user or at else ''}{authority}"
 
 
 def _invalid(url: str, reason: str) -> ConfigurationError:
-    # In a list of servers, what is wrong may be a password.
-    text = _scheme_of(url) if "+" in url.partition("://")[0] else redacted(url)
-    return ConfigurationError(f"the address {text!r} {reason}")
+    return ConfigurationError(f"the address {_scheme_of(url)!r} {reason}")
 
 
 def _scheme_of(url: str) -> str:
