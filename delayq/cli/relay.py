@@ -90,10 +90,6 @@ def relay(
                 if not caught or task is None:
                     raise
                 task.uncancel()
-            finally:
-                # Nothing else in this process uses the engine.
-                if (disposal := found.dispose()) is not None:
-                    await disposal
 
     until_signalled(main)
     stored, set_aside = relay.counts.stored, relay.counts.set_aside
