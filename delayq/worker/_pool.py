@@ -106,7 +106,10 @@ class Pool:
         threads may read this.
         """
         for feed in self._plan.feeds:
-            if error := self._plan.failing.get(feed) or feed.port.queue.claim_error:
+            queue = feed.port.queue
+            # While a claim waits for messages, the queue's own calls tell whether all goes well.
+            is_waiting = queue.dispatcher.has_callers
+            if error := queue.claim_error or (None if is_waiting else self._plan.failing.get(feed)):
                 return feed.port.name, error
         return None
 
@@ -118,9 +121,10 @@ class Pool:
         for feed in self._plan.feeds:
             queue = feed.port.queue
             is_waiting = feed in self._waiting_for_room or queue.dispatcher.has_callers
-            # A burst pauses between claims, as a feed does after an error.
-            if not (is_waiting or self._burst or feed in self._plan.failing):
-                positions[queue.name, -1] = feed.begin_count
+            # A burst pauses between claims.
+            if not (is_waiting or self._burst):
+                # Each failed claim has an error of its own.
+                positions[queue.name, -1] = feed.begin_count, self._plan.failing.get(feed)
             for partition in queue.partitions:
                 if (position := partition.claims.position) is not None:
                     positions[queue.name, partition.index] = position

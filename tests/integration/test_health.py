@@ -117,24 +117,25 @@ async def test_probes_tell_how_a_worker_starts_waits_for_its_server_and_stops(
 async def test_a_server_that_refuses_claims_keeps_a_worker_from_being_ready(
     own_server: PrivateServer,
 ) -> None:
-    client = delayq.connect(own_server.url, resync_interval=0.05)
-    worker = Worker(client)
-    handled: list[Any] = []
-    worker.listener("jobs")(handled.append)
+    own_server.call("ACL", "SETUSER", "worker", "on", "nopass", "~*", "&*", "+@all")
+    url = own_server.url.replace("://", "://worker:any@")
+    worker = Worker(delayq.connect(url, resync_interval=0.05))
+    worker.listener("jobs")(Gate())
     health = Health(worker)
-    async with health.running():
+
+    async def says_so() -> bool:
+        alive, ready = await health.probes()
+        return alive == "ok" and "messages of queue 'jobs' cannot be claimed: " in ready
+
+    async with delayq.connect(own_server.url) as client, health.running():
         await until(health.probes, equals=("ok", "ok"))
-        await client.reliable_queue("jobs").offer(1, delay=1)
-        own_server.call("REPLICAOF", "127.0.0.1", "1")
-
-        async def says_so() -> bool:
-            alive, ready = await health.probes()
-            return alive == "ok" and "messages of queue 'jobs' cannot be claimed: " in ready
-
+        own_server.call("ACL", "SETUSER", "worker", "-eval", "-evalsha")
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+        await jobs.cancel(await jobs.offer(1))
         await until(says_so)
-        own_server.call("REPLICAOF", "NO", "ONE")
+        own_server.call("ACL", "SETUSER", "worker", "+eval", "+evalsha")
+        # No message has to come for that.
         await until(health.probes, equals=("ok", "ok"))
-    assert handled == [1]
 
 
 async def test_what_stands_still_is_not_alive_and_a_thread_says_so(
