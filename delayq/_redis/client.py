@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -51,6 +52,8 @@ RETRY_FOR = 5.0
 _SHORTEST_TRY = 1.0
 # Keys that one step of a scan reads, which takes the server a fraction of a millisecond.
 _KEYS_PER_STEP = 1000
+# The answer to CONFIG SET for a setting that there is not, in Redis 6.2 and in newer servers.
+_UNKNOWN_SETTING = re.compile("unsupported config|unknown option", re.IGNORECASE)
 
 
 class Confirmation(NamedTuple):
@@ -293,12 +296,15 @@ class RedisClient:
         """Return the figures of the cluster, by name. Raises as :meth:`everywhere` does."""
         return read_info((await self.everywhere("CLUSTER", "INFO"))[0])
 
-    async def has_config(self) -> bool:
-        """Tell whether the user may run CONFIG, which few services and rights include."""
+    async def can_configure(self) -> bool:
+        """Tell whether the user may run CONFIG SET, which few services and rights include. This
+        changes nothing: it names a setting that no server has.
+        """
         try:
-            return bool(await self.anywhere("CONFIG", "GET", "maxmemory-policy"))
-        except ServerRefused:
-            return False
+            await self.anywhere("CONFIG", "SET", "delayq-has-no-such-setting", "")
+        except ServerRefused as error:
+            return _UNKNOWN_SETTING.search(str(error)) is not None
+        return True
 
     async def user(self) -> str:
         """Return the name of the user. Raises as :meth:`anywhere` does."""

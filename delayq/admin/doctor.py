@@ -40,8 +40,7 @@ _AFTER_EVICTION = (
     "set maxmemory-policy to noeviction, and start a worker, which puts back what waits; offer"
     " again what has lost its content"
 )
-# The levels of durability beyond the default.
-_DURABILITIES = {'"replicas:N"': Durability(replicas=1), '"fsync"': Durability(replicas=0)}
+_REPLICAS, _FSYNC = Durability(replicas=1), Durability(replicas=0)
 # The number of processes that are named.
 _NAMED = 3
 
@@ -82,11 +81,18 @@ async def diagnose(
     Raises:
         ServerUnavailable: The server does not answer.
     """
-    async for finding in _servers(client):
+    infos: Sequence[Mapping[str, str]] = ()
+    try:
+        infos = await client.session.server.info()
+    except ServerRefused as error:
+        text = f"version, role, persistence and memory are not checked: {error}"
+        advice = "to have them checked, let this user run INFO, if the service has it"
+        yield Finding("note", "server", text, advice)
+    async for finding in _servers(client, infos):
         yield finding
     if cluster := await _cluster(client):
         yield cluster
-    yield await _durability(client)
+    yield await _durability(client, infos)
     yield await _clock(client)
     if queues is None:
         queues = ()
@@ -110,27 +116,21 @@ async def diagnose(
         yield finding
 
 
-async def _servers(client: Client) -> AsyncIterator[Finding]:
-    try:
-        infos = await client.session.server.info()
-    except ServerRefused as error:
-        text = f"version, role, persistence and memory are not checked: {error}"
-        yield Finding("note", "server", text, "to have them checked: ACL SETUSER name +info")
-        return
-    has_config = await client.session.server.has_config()
+async def _servers(client: Client, infos: Sequence[Mapping[str, str]]) -> AsyncIterator[Finding]:
+    can_configure = bool(infos) and await client.session.server.can_configure()
     for info in infos:
-        for finding in _of_server(info, has_config):
+        for finding in _of_server(info, can_configure):
             yield finding
 
 
-def _of_server(info: Mapping[str, str], has_config: bool) -> Iterator[Finding]:
+def _of_server(info: Mapping[str, str], can_configure: bool) -> Iterator[Finding]:
     yield from (_version(info), _role(info))
-    yield from (_persistence(info, has_config), _memory(info, has_config))
+    yield from (_persistence(info, can_configure), _memory(info, can_configure))
 
 
-def _to_set(name: str, value: str, has_config: bool) -> str:
+def _to_set(name: str, value: str, can_configure: bool) -> str:
     """Return the advice to change a setting of the server."""
-    if has_config:
+    if can_configure:
         return f"CONFIG SET {name} {value}, and set it in the server's configuration file as well"
     return (
         f"set {name} to {value} where the server is configured, such as the console of a managed"
@@ -162,7 +162,7 @@ def _role(info: Mapping[str, str]) -> Finding:
     return Finding("ok", "role", f"a master, with {_count(int(replicas), 'replica')}")
 
 
-def _persistence(info: Mapping[str, str], has_config: bool = True) -> Finding:
+def _persistence(info: Mapping[str, str], can_configure: bool = True) -> Finding:
     check = "persistence"
     if info.get("loading", "0") != "0":
         return Finding("wrong", check, "still loading its data", "wait until it has finished")
@@ -183,11 +183,11 @@ def _persistence(info: Mapping[str, str], has_config: bool = True) -> Finding:
         check,
         "no append-only file: a crash loses all changes since the last snapshot, currently"
         f" {_count(changes, 'change')}",
-        _to_set("appendonly", "yes", has_config),
+        _to_set("appendonly", "yes", can_configure),
     )
 
 
-def _memory(info: Mapping[str, str], has_config: bool = True) -> Finding:
+def _memory(info: Mapping[str, str], can_configure: bool = True) -> Finding:
     in_use, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     policy = info.get("maxmemory_policy", "maxmemory-policy unknown")
     text = (
@@ -196,10 +196,10 @@ def _memory(info: Mapping[str, str], has_config: bool = True) -> Finding:
         + f", {policy}"
     )
     if "maxmemory_policy" not in info:
-        advice = _to_set("maxmemory-policy", "noeviction", has_config)
+        advice = _to_set("maxmemory-policy", "noeviction", can_configure)
         return Finding("note", "memory", text, advice)
     if policy != "noeviction":
-        advice = _to_set("maxmemory-policy", "noeviction", has_config)
+        advice = _to_set("maxmemory-policy", "noeviction", can_configure)
         if limit:
             text += ": the server drops messages when memory is short"
             return Finding("wrong", "memory", text, advice)
@@ -233,16 +233,22 @@ async def _cluster(client: Client) -> Finding | None:
     return Finding("ok", "cluster", text)
 
 
-async def _durability(client: Client) -> Finding:
-    """Return how safe offers can be on this server, and why not safer."""
+async def _durability(client: Client, infos: Sequence[Mapping[str, str]]) -> Finding:
+    """Return how safe offers can be on every server, and why not safer."""
+    # Not every service tells them.
+    counts = [int(info["connected_slaves"]) for info in infos if "connected_slaves" in info]
+    replicas = min(counts, default=None)
     possible, refused = ['"memory"'], ""
-    for name, durability in _DURABILITIES.items():
+    for name, durability in (f'"replicas:{replicas or "N"}"', _REPLICAS), ('"fsync"', _FSYNC):
         try:
-            await client.session.server.anywhere(*durability.probe)
+            await client.session.server.everywhere(*durability.probe)
         except ServerRefused as error:
             refused += f"; not {name}: {error}"
         else:
-            possible.append(name)
+            if replicas == 0 and durability is _REPLICAS:
+                refused += '; "replicas:N" needs replicas, and a master has none'
+            else:
+                possible.append(name)
     return Finding("ok", "durability", f"possible for offers: {', '.join(possible)}{refused}")
 
 

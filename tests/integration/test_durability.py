@@ -13,6 +13,7 @@ from delayq import Offer
 from delayq._engine.durability import parse
 from delayq._redis.client import RedisClient
 from delayq._redis.durability import Durability
+from delayq.admin.doctor import diagnose
 from delayq.errors import OutcomeUnknown
 from tests.support.clusters import admin, wait_for
 from tests.support.servers import WAIT_FOR_DISK, Kind, PrivateServer
@@ -118,6 +119,8 @@ async def test_a_durable_offer_returns_once_replicas_have_it(client: Client, pai
         await jobs.offer_many([Offer(n) for n in range(500)])
         await orders.offer_many([(n, 3600) for n in range(500)])
         assert has(505)
+    (finding,) = [each async for each in diagnose(client, []) if each.check == "durability"]
+    assert '"memory", "replicas:1"' in finding.text
 
 
 @pytest.mark.every_server

@@ -45,7 +45,7 @@ EVICTION = ("maxmemory-policy", "volatile-lru")
 MISSING = {
     "config": "this user may not run CONFIG",
     "acl": "cannot check the rights of this user in advance",
-    "wait": 'not "replicas:N"',
+    "wait": 'not "replicas:',
     "waitaof": 'not "fsync": ',
 }
 
