@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,14 +82,8 @@ async def diagnose(
     Raises:
         ServerUnavailable: The server does not answer.
     """
-    infos: Sequence[Mapping[str, str]] = ()
-    try:
-        infos = await client.session.server.info()
-    except ServerRefused as error:
-        text = f"version, role, persistence and memory are not checked: {error}"
-        advice = "to have them checked, let this user run INFO, if the service has it"
-        yield Finding("note", "server", text, advice)
-    async for finding in _servers(client, infos):
+    findings, infos = await _servers(client)
+    for finding in findings:
         yield finding
     if cluster := await _cluster(client):
         yield cluster
@@ -116,11 +111,16 @@ async def diagnose(
         yield finding
 
 
-async def _servers(client: Client, infos: Sequence[Mapping[str, str]]) -> AsyncIterator[Finding]:
-    can_configure = bool(infos) and await client.session.server.can_configure()
-    for info in infos:
-        for finding in _of_server(info, can_configure):
-            yield finding
+async def _servers(client: Client) -> tuple[list[Finding], Sequence[Mapping[str, str]]]:
+    """Return what is to be known about the servers, and their figures: none without INFO."""
+    try:
+        infos = await client.session.server.info()
+    except ServerRefused as error:
+        text = f"version, role, persistence and memory are not checked: {error}"
+        advice = "to have them checked, let this user run INFO, if the service has it"
+        return [Finding("note", "server", text, advice)], ()
+    can_configure = await client.session.server.can_configure()
+    return [finding for info in infos for finding in _of_server(info, can_configure)], infos
 
 
 def _of_server(info: Mapping[str, str], can_configure: bool) -> Iterator[Finding]:
@@ -288,6 +288,8 @@ async def _rights(
     server = client.session.server
     fulfilled: list[str] = []
     lacks: dict[str, str] = {}
+    # It takes a while to read the texts of all scripts, from which the rules follow.
+    await asyncio.to_thread(_read_all_rules)
     # One queue of each kind represents all. No user has rules for names that rules cannot have.
     samples = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
     samples = samples or {"reliable": FoundQueue("reliable", _ABSENT_QUEUE)}
@@ -319,6 +321,11 @@ async def _rights(
         yield Finding(level, "rights", text, f"see: delayq acl {lacking} {arguments}")
     if fulfilled:
         yield Finding("ok", "rights", f"user {user!r} can act as: {', '.join(fulfilled)}")
+
+
+def _read_all_rules() -> None:
+    for role in ROLES:
+        acl_rules(role, reliable=[_ABSENT_QUEUE], delayed=[_ABSENT_QUEUE])
 
 
 def _can_be_granted(queue: FoundQueue) -> bool:
