@@ -132,6 +132,11 @@ async def act(board: Board, request: Request) -> Response:
     if source.kind not in action.kinds:
         raise HTTPException(400, f"{source.kind.capitalize()} queues do not support this action.")
     try:
-        return await action.run(board, source, form)
+        response = await action.run(board, source, form)
+    except DelayqError as error:
+        board.log_action(form, source, error)
+        raise
     finally:
         board.forget(source)
+    board.log_action(form, source, response)
+    return response

@@ -9,9 +9,10 @@ import logging
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -23,8 +24,10 @@ from delayq._dashboard.rendering import environment, link
 from delayq._dashboard.security import Guard, is_loopback, same_origin
 from delayq._dashboard.sources import ReliableSource
 from delayq._dashboard.undo import Undos
+from delayq._logging import log
 from delayq.admin.catalog import KINDS
 from delayq.admin.payloads import PayloadCipher
+from delayq.errors import DelayqError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -235,7 +238,7 @@ class Board:
     ) -> Response:
         """Show a template."""
         login = self.login(request)
-        note, bad = self._note(request)
+        note, bad = self._note(request.query_params)
         undo = request.query_params.get("undo", "")
         undoable = self.undos.find(undo)
         # The answer to a form has no address that could be requested again.
@@ -360,13 +363,33 @@ class Board:
         lasting = {key: text for key, text in query.items() if key in _TRANSIENT}
         return RedirectResponse(link(name, **parameters | lasting), 303)
 
-    def _note(self, request: Request) -> tuple[str, bool]:
-        note = self._notes.get(request.query_params.get("done", ""))
+    def log_action(self, form: Form, source: AnySource, outcome: Response | DelayqError) -> None:
+        """Log what an operator has done to a queue, or may have, if the outcome is an error."""
+        if isinstance(outcome, DelayqError):
+            text, is_refused = str(outcome), False
+        else:
+            address = outcome.headers.get("location", "")
+            text, is_refused = self._note(QueryParams(urlsplit(address).query))
+        if is_refused or not text:
+            return
+        client, target = form.request.client, form.target()
+        log(
+            logging.INFO,
+            source.name,
+            "an operator at %s asked the dashboard for %s%s: %s",
+            client.host if client else "an unknown address",
+            form.get("do"),
+            f" of {target!r}" if target else "",
+            text,
+        )
+
+    def _note(self, parameters: QueryParams) -> tuple[str, bool]:
+        note = self._notes.get(parameters.get("done", ""))
         if note is None:
             return "", False
         if not note.plural:
             return note.text, note.bad
-        count = whole_number(request.query_params.get("count"))
+        count = whole_number(parameters.get("count"))
         return f"{count:,} {note.text if count == 1 else note.plural}", note.bad
 
     async def form_to_act(self, request: Request) -> Form:

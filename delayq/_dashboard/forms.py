@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, quote, unquote
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from delayq._dashboard.rendering import link, parse_ref, us
+from delayq._dashboard.rendering import link, name_of, parse_ref, us
 from delayq._durations import microseconds, when_due
 from delayq._redisson.queue import MAX_PAYLOAD
 from delayq.errors import BadInput
@@ -90,6 +90,16 @@ class Form:
     def queue(self) -> tuple[str, str]:
         """Return kind and name of the form's queue."""
         return self.get("kind"), unquote(self.get("name"))
+
+    def target(self) -> str:
+        """Return what the form is about in its queue, for the log: a group, a schedule, a batch, or
+        the id of a message; "" if it is about several messages, or the whole queue.
+        """
+        for name in ("group", "schedule", "batch"):
+            if text := unquote(self.get(name)):
+                return text
+        refs = self.refs() or ()
+        return name_of(refs[0]) if len(refs) == 1 else ""
 
     def ref(self, source: AnySource) -> MessageRef:
         """Return the reference to the form's message.

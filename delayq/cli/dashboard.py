@@ -12,9 +12,10 @@ import typer
 
 import delayq
 from delayq.admin.payloads import KEYS_VARIABLE
-from delayq.cli.options import AsJson, Queues, RequiredUrl, payload_cipher
+from delayq.cli.options import AsJson, LogLevels, Queues, RequiredUrl, payload_cipher
 from delayq.cli.output import CommandFailed, report, tell
 from delayq.cli.running import public_part, server_of
+from delayq.cli.worker.child import log_to_stderr
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -67,6 +68,7 @@ def dashboard(
     if find_spec("uvicorn") is None:
         raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
     names = [f"{queue.kind}:{queue.name}" for queue in queues or ()]
+    log_to_stderr(LogLevels.INFO)
     payload_cipher()  # a key that is wrong is told before anything is served
     options = {
         "token": token,

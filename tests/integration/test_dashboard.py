@@ -645,7 +645,10 @@ async def test_every_answer_has_the_headers(reader: Browser) -> None:
 # Actions
 
 
-async def test_reschedule_pause_and_cancel(client: Client, one: Jobs, admin: Browser) -> None:
+async def test_reschedule_pause_and_cancel(
+    client: Client, one: Jobs, admin: Browser, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "delayq")
     shown = await act(admin, ONE, "reschedule", delay="1.5", unit="days")
     assert "Message rescheduled. " in texts(shown)
     message = await one.get("one")
@@ -672,6 +675,15 @@ async def test_reschedule_pause_and_cancel(client: Client, one: Jobs, admin: Bro
     (at,) = links(await page(admin, ORDERS), "message?")
     assert "Message cancelled" in texts(await act(admin, at, "cancel"))
     assert await orders.pending.size() == 0
+    # Who did what is in the log; what was refused is not.
+    asked = "queue 'jobs': an operator at 127.0.0.1 asked the dashboard for "
+    actions = [text.removeprefix(asked) for text in caplog.messages if text.startswith(asked)]
+    assert [action.partition(":")[0] for action in actions] == [
+        "reschedule of 'one'",
+        "reschedule of 'one'",
+        "pause",
+        "resume",
+    ]
 
 
 def settings_form(shown: str) -> dict[str, str]:
