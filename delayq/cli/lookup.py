@@ -5,6 +5,7 @@ A :class:`MessageView` is a message of either kind of queue, as commands show it
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Sequence
     from datetime import datetime
 
-    from delayq import Client, DeadLetter
+    from delayq import Client, DeadLetter, MessageHistory
     from delayq._reliable.replies import StoredMessage
     from delayq.admin.delayed import Record
     from delayq.codecs import Codec
@@ -328,7 +329,8 @@ def get(
 ) -> None:
     """Show one message without taking it.
 
-    In a delayed queue, this works while the message is pending. The command has to search for it.
+    Of a message that has ended, it says how, as far as the queue keeps that. In a delayed queue,
+    this works while the message is pending. The command has to search for it.
 
     Exit status: 0, or 1 if there is no message with that id.
 
@@ -336,18 +338,36 @@ def get(
     """
     decoder = QueueCodec(codec, queue)
 
-    async def read(client: Client) -> MessageView | None:
+    async def read(client: Client) -> MessageView | MessageHistory | None:
         if queue.is_reliable:
             await queue.check_existence(client)
             message = await ReliableInspector.of(client, queue.name).get(id)
-            return None if message is None else MessageView.of_message(message, decoder)
+            if message is None:
+                return await (await queue.existing(client)).history(id)
+            return MessageView.of_message(message, decoder)
         record = await DelayedInspector.of(client, queue.name).find_record(id)
         return None if record is None else MessageView.of_record(record, "delayed", decoder)
 
     view, now = at_server_time(url, read)
-    if view is None:
-        raise no_message(id)
+    if not isinstance(view, MessageView):
+        raise no_message(id) if view is None else _ended(queue, view, now)
     show_one(view, now, as_json=as_json)
+
+
+def _ended(queue: Target, history: MessageHistory, now: datetime) -> typer.Exit:
+    """Say how a message has ended, and where to read on."""
+    when = moment_text(history.finished_at, now)
+    id = shlex.quote(history.id)  # noqa: A001
+    match history.state:
+        case "done":
+            text = f"was handled at {when}; for its result: delayq result {queue.argument} {id}"
+        case "dead":
+            text = f"is a dead letter, since {when}: {history.error}; to see it:"
+            text += f" delayq dead list {queue.argument} --long"
+        case _:
+            text = "was cancelled or purged, or has expired"
+    tell(f"message {history.id!r} {text}")
+    return typer.Exit(1)
 
 
 async def _page(

@@ -514,6 +514,8 @@ def test_the_result_of_a_message_is_shown(cli: Cli) -> None:
         client.run(handle_with_a_result)
     assert cli("result mails b")[1][0]["value"] == {"pages": 12}
     assert cli.plain("result mails b") == (0, '{"pages": 12}\n')
+    assert cli("get mails b") == (1, [])
+    assert "for its result: delayq result mails b" in cli.error
 
 
 async def handle_with_a_result(client: delayq.Client) -> None:
