@@ -319,8 +319,8 @@ class Message(Generic[T]):
         claim = self._claim
         if hasattr(claim, "followers"):
             return True
-        # Most bodies are plain, and need no closer look.
-        if self._parsed is None and not may_lead_on(claim.body):
+        # Most bodies are plain, and need no closer look. Decoding a value parses all others.
+        if self._parsed is None and (self._value is not None or not may_lead_on(claim.body)):
             return False
         with suppress(DecodeError):
             parts = self._parts()
