@@ -585,7 +585,7 @@ async def test_serving_payloads_to_everyone_is_warned_about(
 async def test_the_server_has_a_page(client: Client, reader: Browser) -> None:
     await bury(client.reliable_queue("jobs"))
     shown = texts(await page(reader, "server"))
-    assert "noeviction" in shown
+    assert "Persistence snapshots only Role master Replicas 0 Clients" in shown
     assert "1 dead → delayq dead list jobs" in shown
 
 

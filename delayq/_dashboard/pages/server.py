@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.board import Page
+from delayq._dashboard.rendering import span
 from delayq._dashboard.rows import MessageRef, Row
 from delayq._dashboard.sources import ReliableSource
 from delayq._durations import moment_us
@@ -38,11 +39,44 @@ class Server:
     @property
     def name(self) -> str:
         version = self.info.get("valkey_version")
-        return f"Valkey {version}" if version else f"Redis {self.info.get('redis_version', '?')}"
+        if version:
+            return f"Valkey {version}"
+        version = self.info.get("redis_version")
+        return f"Redis {version}" if version else "A server that does not tell its version"
 
     def number(self, name: str) -> int:
         text = self.info.get(name, "0")
         return int(text) if text.isdigit() else 0
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the server tells about itself, by label. Not every service tells everything."""
+        info, share = self.info, self.memory_share
+        memory = info.get("used_memory_human", "?")
+        memory += (
+            ", no maximum"
+            if share is None
+            else f" of {info.get('maxmemory_human', '?')}, {share} %"
+        )
+        blocked = f"{self.number('blocked_clients'):,} blocked"
+        has_log = info.get("aof_enabled") == "1"
+        facts = {
+            "uptime_in_seconds": ("Up for", span(self.number("uptime_in_seconds") * 1_000_000)),
+            "used_memory": ("Memory", memory),
+            "maxmemory_policy": ("When memory is full", info.get("maxmemory_policy", "")),
+            "aof_enabled": ("Persistence", "append-only file" if has_log else "snapshots only"),
+            "role": ("Role", info.get("role", "")),
+            "connected_slaves": ("Replicas", f"{self.number('connected_slaves'):,}"),
+            "connected_clients": (
+                "Clients",
+                f"{self.number('connected_clients'):,} connected, {blocked}",
+            ),
+            "instantaneous_ops_per_sec": (
+                "Commands per second",
+                f"{self.number('instantaneous_ops_per_sec'):,}",
+            ),
+        }
+        return dict(fact for name, fact in facts.items() if name in info)
 
     @property
     def memory_share(self) -> int | None:
