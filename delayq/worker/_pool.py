@@ -30,8 +30,8 @@ _log = logging.getLogger("delayq")
 _HELD_CLAIM_WAIT = 1.0
 # Number of times in a row that the server must refuse a claim to end a burst.
 _REFUSED_FOR_GOOD = 5
-# Number of messages after which a task that never had to wait lets others work.
-_MESSAGES_PER_TURN = 25
+# How long a task handles messages that never wait before it lets others run, in seconds.
+_TURN = 0.001
 # How long a cancelled handler has to hand its message back, in seconds.
 _HAND_BACK_WITHIN = 1.0
 # In a burst, how often an empty feed asks again while others are at work, in seconds.
@@ -390,11 +390,13 @@ class Pool:
         """Handle one message after another, of whichever feed has the next turn."""
         plan, now, waiting_for_room = self._plan, self._loop.time, self._waiting_for_room
         self._is_waking = False
-        in_a_row, started = 0, now()
+        started = now()
+        turn_ends = started + _TURN
         while not self._is_closing:
             if (turn := plan.begin()) is None:
                 await self._wait_for_work()
-                in_a_row, started = 0, now()
+                started = now()
+                turn_ends = started + _TURN
                 continue
             feed, claimed = turn
             if waiting_for_room:
@@ -409,22 +411,24 @@ class Pool:
                         # Others handle messages while this one waits.
                         self._wake_one()
                         await remainder
-                    in_a_row += 1
-                    goes_on = in_a_row < _MESSAGES_PER_TURN and not self._is_closing
+                        turn_ends = now() + _TURN
+                    goes_on = not self._is_closing
                 finally:
                     # The next message begins as this one ends.
                     ended_at = now()
                     duration, started = ended_at - started, ended_at
                     if duration > prefetch.WITHIN:
                         # It may have blocked the event loop, which has things to do.
-                        in_a_row, goes_on = _MESSAGES_PER_TURN, False
+                        turn_ends = ended_at
+                    goes_on = goes_on and ended_at < turn_ends
                     next_claimed = plan.end(feed, duration, goes_on=goes_on)
                     if waiting_for_room:
                         # The feeds that have a slot reserved come first.
                         self._refill_if_room((*plan.reserved, *waiting_for_room))
-            if in_a_row >= _MESSAGES_PER_TURN:
+            if started >= turn_ends:
                 await asyncio.sleep(0)
-                in_a_row, started = 0, now()
+                started = now()
+                turn_ends = started + _TURN
 
     async def _wait_for_work(self) -> None:
         idle = self._loop.create_future()
