@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from delayq._background import gather_all
@@ -23,10 +21,9 @@ from delayq._dashboard.rows import (
 )
 from delayq._durations import microseconds, moment_us
 from delayq._reliable.dead_letters import read_dead_letter
-from delayq._reliable.listing import letters_page, live_page
+from delayq._reliable.listing import Merged, letters_page, live_page
 from delayq._reliable.outcomes import history_of
 from delayq._reliable.replies import MessageTimes
-from delayq._reliable.store import ReliableStore
 from delayq.admin import retries
 from delayq.admin.delayed import DelayedInspector
 from delayq.admin.letters import LetterFacts
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
     from delayq._reliable.letter_store import StoredLetter
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.replies import State, StoredMessage
+    from delayq._reliable.store import ReliableStore
     from delayq.admin.retries import ReadPosition
 
 R = TypeVar("R")
@@ -152,25 +150,28 @@ class ReliableListings(ReliableInspector):
         return Listing(rows[:limit], has_more, _FARTHEST if is_cut else None)
 
     async def _handled_page(self, offset: int, limit: int) -> Listing:
-        """Return a page of the messages with a record, those of the last changes first. Messages
-        that have not ended are left out.
+        """Return messages that were handled, those that ended last first: ``limit`` or some more,
+        or those that are found among the next messages with a record, which the offset counts.
         """
-        # Each partition may have all that come first.
+        # What comes first may be in any of several partitions.
         first = offset if len(self.stores) == 1 else 0
-        parts = await self.call_each(lambda store: _recorded(store, first, offset + limit + 1))
-        newest = heapq.merge(
-            *([(us, number, id) for id, us in part] for number, part in enumerate(parts)),  # noqa: A001
-            reverse=True,
+        merged = Merged(
+            [_record_reader(store, first) for store in self.stores], lambda change: (-change[1],)
         )
-        chosen = [*islice(newest, offset - first, offset - first + limit + 1)]
+        await merged.skip(offset - first)
         oldest_us = await self._oldest_kept_us()
         rows: list[Row] = []
-        for number, store in enumerate(self.stores):
-            changes = [(id, us) for us, of, id in chosen[:limit] if of == number]  # noqa: A001
-            part = await _recorded_rows(store, number, changes, oldest_us)
-            rows += [row for row in part if row is not None]
+        end, is_full = offset, False
+        while (changes := await merged.take(limit)) and changes[0][1][1] > oldest_us:
+            is_full = len(rows) >= limit or end - offset >= _RECORDS
+            if is_full:
+                break
+            for number, store in enumerate(self.stores):
+                part = [change for of, change in changes if of == number]
+                rows += filter(None, await _recorded_rows(store, number, part, oldest_us))
+            end += len(changes)
         rows.sort(key=lambda row: row.finished_us or 0, reverse=True)
-        return Listing(rows, len(chosen) > limit and chosen[limit][0] > oldest_us)
+        return Listing(rows, next_offset=end if is_full else None)
 
     async def search_pages(self, states: Sequence[str]) -> list[SearchPages[Row]]:
         """Return the messages in these states, to be searched: one partition after the other."""
@@ -209,10 +210,6 @@ class ReliableListings(ReliableInspector):
         if settings is None or not settings.keep:
             return 0
         return await self._session.server.time_us() - microseconds(settings.keep)
-
-    async def count_recorded(self) -> int:
-        """Count the messages with a record, which may not have ended."""
-        return sum(await self.call_each(ReliableStore.count_recorded))
 
     async def count_failed(self) -> int:
         """Count the live messages of which an attempt has failed."""
@@ -372,15 +369,20 @@ class ReliableListings(ReliableInspector):
         ]
 
 
-async def _recorded(store: ReliableStore, first: int, end: int) -> list[tuple[bytes, int]]:
-    """Return the messages with a record from one place in their order to another."""
-    changes: list[tuple[bytes, int]] = []
-    for at in range(first, end, _RECORDS):
-        page = await store.recorded(at, min(_RECORDS, end - at))
-        changes += page
-        if len(page) < _RECORDS:
-            break
-    return changes
+def _record_reader(
+    store: ReliableStore, at: int
+) -> Callable[[], Awaitable[list[tuple[bytes, int]]]]:
+    """Return a function that returns the next messages with a record, those of the last changes
+    first; none at the end.
+    """
+
+    async def read() -> list[tuple[bytes, int]]:
+        nonlocal at
+        changes = await store.recorded(at, _RECORDS)
+        at += len(changes)
+        return changes
+
+    return read
 
 
 async def _recorded_rows(

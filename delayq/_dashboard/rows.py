@@ -98,11 +98,13 @@ class Listing:
         has_more: Whether another page has more; None if the count of the messages tells.
         cut_at: How many messages of each partition were looked at, if there may be more: the work
             for a page is bounded.
+        next_offset: Where the next page begins, if that does not follow from the number of rows.
     """
 
     rows: list[Row]
     has_more: bool | None = None
     cut_at: int | None = None
+    next_offset: int | None = None
 
     def total(self, offset: int, count: int) -> int:
         """Return how many messages the pages show, for the count of those that there may be."""

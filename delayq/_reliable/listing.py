@@ -65,7 +65,7 @@ async def live_page(
         readers[0].farthest = None
     elif offset:
         await _skip(readers, offset)
-    merged = _Merged([reader.messages for reader in readers], readers[0].order)
+    merged = Merged([reader.messages for reader in readers], readers[0].order)
     items = await merged.take(limit)
     messages = [(number, message) for number, (_, message) in items]
     return LivePage(messages, any(reader.is_cut for reader in readers))
@@ -73,7 +73,7 @@ async def live_page(
 
 async def _skip(readers: Sequence[_Reader], offset: int) -> None:
     """Let readers begin behind the first messages of all partitions."""
-    merged = _Merged([reader.heads for reader in readers], readers[0].order)
+    merged = Merged([reader.heads for reader in readers], readers[0].order)
     ends = [0] * len(readers)
     while offset and (page := await merged.take(min(offset, PAGE))):
         offset -= len(page)
@@ -97,12 +97,11 @@ async def letters_page(
     if len(stores) == 1:
         read = stores[0].newest_dead if newest_first else stores[0].dead_page
         return [(0, letter) for letter in await read(offset, limit)]
-    merged = _Merged(
+    merged = Merged(
         [_Deaths(store, offset + limit, newest_first=newest_first).read for store in stores],
         lambda death: (-death.died_us if newest_first else death.died_us,),
     )
-    while offset and (page := await merged.take(min(offset, _DEATHS))):
-        offset -= len(page)
+    await merged.skip(offset)
     deaths = await merged.take(limit)
     by_partition: dict[int, list[Death]] = {}
     for number, death in deaths:
@@ -192,7 +191,7 @@ class _Deaths:
         return deaths
 
 
-class _Merged(Generic[T]):
+class Merged(Generic[T]):
     """The items of all partitions in one order. They are read as far as they are needed."""
 
     def __init__(
@@ -222,6 +221,11 @@ class _Merged(Generic[T]):
             items.append((number, self._parts[number].popleft()))
             self._file(number)
         return items
+
+    async def skip(self, count: int) -> None:
+        """Take items, and forget them."""
+        while count and (items := await self.take(min(count, _DEATHS))):
+            count -= len(items)
 
     async def _read_on(self) -> None:
         if not self._unknown:

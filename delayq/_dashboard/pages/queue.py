@@ -11,6 +11,7 @@ from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, redirect
 from delayq._dashboard.health import count_in, is_late, late_us, states
+from delayq._dashboard.rendering import link
 from delayq._dashboard.sources import ReliableSource
 
 if TYPE_CHECKING:
@@ -55,10 +56,9 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
     depth, (soon, *bars), listing = await asyncio.gather(
         source.depth(), source.histogram(now), source.page(state, offset, PER_PAGE)
     )
-    if isinstance(source, ReliableSource) and state == "handled":
-        count = await source.count_recorded()
-    else:
-        count = count_in(depth, state)
+    count = count_in(depth, state) if state in source.states else 0
+    following = listing.next_offset
+    more = following is not None and following <= farthest(source)
     bars[0] += soon
     trail = board.live.trail(source)
     trail.add(depth, late_us(depth, source.kind), soon)
@@ -82,6 +82,7 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
         "offset": offset,
         "limit": PER_PAGE,
         "farthest": farthest(source),
+        "more": link("queue", source, None, state=state, offset=following) if more else "",
         "now": now,
         "units": tuple(UNITS),
         "most": changes.MAX_MESSAGES,
