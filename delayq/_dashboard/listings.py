@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from delayq._background import gather_all
 from delayq._dashboard.health import count_in, edges
@@ -43,13 +43,8 @@ if TYPE_CHECKING:
     from delayq._reliable.store import ReliableStore
     from delayq.admin.retries import ReadPosition
 
-R = TypeVar("R")
-T = TypeVar("T")
-
-AT_A_TIME = 25
-"""The most messages in a call."""
-# The most calls at once.
-_AT_ONCE = 20
+AT_A_TIME = 10
+"""The most messages in a call, and in a step of an action."""
 # The ids of records are short, so a command may return more of them.
 _RECORDS = 1000
 # How many messages of a partition a page looks at, with those that have expired.
@@ -103,7 +98,7 @@ class DelayedListings(DelayedInspector):
 
     async def find_live(self, refs: Sequence[MessageRef]) -> list[Row]:
         """Return those of some messages that are there."""
-        records = await in_batches(refs, self._record_at)
+        records = await gather_all(map(self._record_at, refs))
         return [of_record(record) for record in records if record is not None]
 
     async def _record_at(self, ref: MessageRef) -> PendingRecord | None:
@@ -415,12 +410,3 @@ async def id_windows(store: ReliableStore, ids: Sequence[bytes]) -> list[int | N
     except ServerRefused:
         # Only a user that may restore messages needs to know, and may: a producer and admin.
         return [None] * len(ids)
-
-
-async def in_batches(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Act on all items, one batch at a time."""
-    results: list[R] = []
-    for at in range(0, len(items), _AT_ONCE):
-        # Waits for all calls, so that none continues behind the page.
-        results += await gather_all(map(act, items[at : at + _AT_ONCE]))
-    return results

@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from delayq._dashboard.listings import DelayedListings, ReliableListings, id_windows, in_batches
+from delayq._background import gather_all
+from delayq._dashboard.listings import DelayedListings, ReliableListings, id_windows
 from delayq._dashboard.rows import MessageRef, Row
 from delayq._dashboard.undo import PerhapsUndone
 from delayq._redisson.records import due_us_of_stored, id_of_stored, score_of
@@ -45,7 +46,7 @@ class DelayedSource(DelayedListings):
             return record is not None and await self.store.cancel([record.record]) > 0
 
         # Find all of them first: a change would mislead a search among those due at the same time.
-        return await in_batches(await in_batches(refs, self._record_at), remove)
+        return await gather_all(map(remove, await gather_all(map(self._record_at, refs))))
 
     async def reschedule(
         self, refs: Sequence[MessageRef], when: DueTime
@@ -65,12 +66,12 @@ class DelayedSource(DelayedListings):
             due_us = await self.store.reschedule(record.record, when)
             return None if due_us is None else MessageRef(record.start, 0, score_of(due_us))
 
-        records = await in_batches([ref for ref, _ in moves], self._record_at)
+        records = await gather_all([self._record_at(ref) for ref, _ in moves])
         times = [when for _, when in moves]
-        return await in_batches([*zip(records, times, strict=True)], move)
+        return await gather_all(map(move, zip(records, times, strict=True)))
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
-        """Offer up to 25 messages again, with new ids, and return how many are there.
+        """Offer a few messages again, with new ids, and return how many are there.
 
         Those that are still there are left as they are.
 
@@ -132,10 +133,10 @@ class ReliableSource(ReliableListings):
             (was_there,) = await self.stores[ref.partition].reschedule([ref.id], when)
             return ref if was_there else None
 
-        return await in_batches(moves, move)
+        return await gather_all(map(move, moves))
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
-        """Offer up to 25 messages again, with all their attempts, and return how many are there.
+        """Offer a few messages again, with all their attempts, and return how many are there.
 
         Those that are still there are left as they are. A message stays away if its id is taken by
         now, the queue is full, or its payload is larger than offers on this client may be.

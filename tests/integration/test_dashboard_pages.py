@@ -861,11 +861,11 @@ def failing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, at: int) -> 
 @pytest.mark.parametrize(
     ("address", "store", "at", "left"),
     [
-        (JOBS, ReliableStore, 0, 225),
-        (JOBS, ReliableStore, 1, 200),
-        # Twenty calls at once, and five for the rest of a step.
-        (ORDERS, DelayedStore, 0, 230),
-        (ORDERS, DelayedStore, 120, 125),
+        (JOBS, ReliableStore, 0, 240),
+        (JOBS, ReliableStore, 1, 230),
+        # Ten calls at once.
+        (ORDERS, DelayedStore, 0, 240),
+        (ORDERS, DelayedStore, 120, 120),
     ],
 )
 async def test_an_action_that_fails_half_way_can_be_undone(

@@ -458,7 +458,7 @@ async def test_a_full_server_lets_messages_die(client: Client, raw: Any, store: 
 
 @pytest.mark.parametrize(
     ("operation", "n", "done"),
-    [("purge", 4, 200), ("dead.redrive", 5, 25), ("dead.purge", 4, 25)],
+    [("purge", 4, 200), ("dead.redrive", 5, 10), ("dead.purge", 4, 25)],
 )
 async def test_work_in_steps_that_fails_half_way_says_how_far_it_came(
     jobs: Jobs,
