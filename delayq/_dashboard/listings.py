@@ -213,8 +213,8 @@ class ReliableListings(ReliableInspector):
     async def failed_page(
         self, position: ReadPosition, matches: Callable[[str], bool], limit: int, deadline: float
     ) -> tuple[list[Row], ReadPosition | None]:
-        """Return failed messages with a matching line of their errors, those that are due first at
-        the top, and where to go on; None at the end.
+        """Return failed messages with a matching line of their errors, without their payloads,
+        those that are due first at the top, and where to go on; None at the end.
 
         These are ``limit`` or some more, or those that are found before ``deadline``, a moment of
         the monotonic clock.
@@ -229,7 +229,7 @@ class ReliableListings(ReliableInspector):
                 if matches(message.error)
             ]
             for store, batch in self._by_partition(refs):
-                stored = await store.get_many([ref.id for ref in batch])
+                stored = await store.get_many([ref.id for ref in batch], payloads=False)
                 rows += [
                     of_message(ref, message)
                     for ref, message in zip(batch, stored, strict=True)

@@ -197,11 +197,15 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         (message,) = await self.get_many([id.encode() if isinstance(id, str) else id])
         return message
 
-    async def get_many(self, ids: Sequence[bytes]) -> list[StoredMessage | None]:
-        """Return live messages as :meth:`get` does."""
+    async def get_many(
+        self, ids: Sequence[bytes], *, payloads: bool = True
+    ) -> list[StoredMessage | None]:
+        """Return live messages as :meth:`get` does, or with empty payloads."""
         return [
             None if facts is None else StoredMessage.of(name, facts)
-            for name, facts in zip(ids, await self.run(scripts.GET, *ids), strict=True)
+            for name, facts in zip(
+                ids, await self.run(scripts.GET, int(not payloads), *ids), strict=True
+            )
         ]
 
     async def get_with_checkpoint(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002

@@ -518,6 +518,20 @@ async def test_an_update_of_causes_reads_no_messages(
     assert "LookupError" in await page(reader, "events?page=retries&kind=reliable&name=jobs")
 
 
+async def test_a_list_of_failed_messages_reads_no_payloads(
+    client: Client, raw: Any, reader: Browser
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    chain = Offer("x" * 500_000, id="large", max_attempts=7).then(Offer("next"))
+    await jobs.offer_many([chain])
+    await (await jobs.claim())[0].nack(600, error="LookupError: gone")
+    sent = [(await raw.info("stats"))["total_net_output_bytes"]]
+    shown = texts(await page(reader, RETRIES))
+    sent.append((await raw.info("stats"))["total_net_output_bytes"])
+    assert "large LookupError: gone 1 of 7" in shown
+    assert sent[1] - sent[0] < 500_000
+
+
 async def test_the_search_for_failed_messages_ends_in_time(
     client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
