@@ -150,8 +150,10 @@ class ReliableListings(ReliableInspector):
         """
         # What comes first may be in any of several partitions.
         first = offset if len(self.stores) == 1 else 0
+        step = max(limit, _RECORDS // len(self.stores))
         merged = Merged(
-            [_record_reader(store, first) for store in self.stores], lambda change: (-change[1],)
+            [_record_reader(store, first, step) for store in self.stores],
+            lambda change: (-change[1],),
         )
         await merged.skip(offset - first)
         oldest_us = await self._oldest_kept_us()
@@ -161,9 +163,16 @@ class ReliableListings(ReliableInspector):
             is_full = len(rows) >= limit or end - offset >= _RECORDS
             if is_full:
                 break
-            for number, store in enumerate(self.stores):
-                part = [change for of, change in changes if of == number]
-                rows += filter(None, await _recorded_rows(store, number, part, oldest_us))
+            by_partition: dict[int, list[tuple[bytes, int]]] = {}
+            for number, change in changes:
+                by_partition.setdefault(number, []).append(change)
+            parts = await gather_all(
+                [
+                    _recorded_rows(self.stores[number], number, part, oldest_us)
+                    for number, part in by_partition.items()
+                ]
+            )
+            rows += [row for part in parts for row in part if row is not None]
             end += len(changes)
         rows.sort(key=lambda row: row.finished_us or 0, reverse=True)
         return Listing(rows, next_offset=end if is_full else None)
@@ -365,15 +374,15 @@ class ReliableListings(ReliableInspector):
 
 
 def _record_reader(
-    store: ReliableStore, at: int
+    store: ReliableStore, at: int, step: int
 ) -> Callable[[], Awaitable[list[tuple[bytes, int]]]]:
-    """Return a function that returns the next messages with a record, those of the last changes
-    first; none at the end.
+    """Return a function that returns the next ``step`` messages with a record, those of the last
+    changes first; none at the end.
     """
 
     async def read() -> list[tuple[bytes, int]]:
         nonlocal at
-        changes = await store.recorded(at, _RECORDS)
+        changes = await store.recorded(at, step)
         at += len(changes)
         return changes
 
