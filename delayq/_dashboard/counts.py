@@ -78,25 +78,24 @@ class _Repeated(Generic[C]):
 
     async def _go_on(self) -> C | str:
         began_at = time.monotonic()
-        if self._current is None:
-            if self.latest is not None and began_at < self._repeat_at:
-                return self.latest
-            self.took = 0.0
+        if self._current is None and self.latest is not None and began_at < self._repeat_at:
+            return self.latest
+        result: C | str
         try:
             if self._current is None:
+                self.took = 0.0
                 self._current = await self.begin()
-            current = self._current
-            await current.go_on(self._deadline)
+            result = self._current
+            await result.go_on(self._deadline)
         except ServerRefused as error:
             # A queue whose keys hold something else must not hide the others.
-            self._current, self.ended_at, self.latest = None, time.monotonic(), str(error)
-            return self.latest
+            result = str(error)
         finally:
             self.took += time.monotonic() - began_at
-        if current.is_complete:
+        if has_ended := isinstance(result, str) or result.is_complete:
             self._current, self.ended_at = None, time.monotonic()
-        if current.is_complete or self.latest is None or isinstance(self.latest, str):
-            self.latest = current
+        if has_ended or self.latest is None or isinstance(self.latest, str):
+            self.latest = result
         return self.latest
 
 
