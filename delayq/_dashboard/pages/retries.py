@@ -39,6 +39,8 @@ _SECONDS = 0.1
 # How long a button looks for the messages with its cause, in seconds.
 _SECONDS_TO_FIND = 10
 _POSITION = re.compile("([0-9]{1,4})[.]([0-9]{1,20})")
+# The server refuses cursors that do not fit into 64 bits.
+_LAST_CURSOR = 2**64 - 1
 
 
 class RetryLine(NamedTuple):
@@ -117,10 +119,11 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     params = request.query_params
     by, cause, start = _grouping(request), params.get("cause", ""), START
     if params.get("from"):
-        if (position := _POSITION.fullmatch(params["from"])) is None:
+        position = _POSITION.fullmatch(params["from"])
+        if position is None or int(position[2]) > _LAST_CURSOR:
             raise HTTPException(404, "There is no such page.")
         start = ReadPosition(int(position[1]), position[2])
-    values = _values(await _count(board, request, [source], by), by)
+    values = _values(await _count(board, request, [(0, source)], by), by)
     values |= {"source": source, "cause": cause}
     if is_live(request):
         # The list of messages does not change by itself.
