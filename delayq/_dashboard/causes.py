@@ -62,7 +62,7 @@ class Causes(NamedTuple):
 
 
 def causes_page(
-    counts: Iterable[tuple[ReliableSource, C | str | None]],
+    counts: Iterable[tuple[ReliableSource, int, C | str | None]],
     offset: int,
     read: Callable[[C, int], Iterable[G]],
     order: Callable[[G], Any],
@@ -71,7 +71,8 @@ def causes_page(
     """Return a page of the causes in some queues so far.
 
     Args:
-        counts: Each queue with its count; None before that has begun, or why it was refused.
+        counts: Each queue with the number of its messages, which stands for its count before that
+            has begun, and its count: None before that, or why it was refused.
         offset: The number of causes to skip.
         read: Returns up to so many causes of a count, the first ones in this order.
         order: Returns what decides which cause comes first: the largest.
@@ -79,13 +80,15 @@ def causes_page(
     """
     begun: list[tuple[ReliableSource, C]] = []
     troubles: list[tuple[AnySource, str]] = []
-    is_complete = True
-    for source, count in counts:
+    total, is_complete = 0, True
+    for source, number, count in counts:
         if isinstance(count, str):
             troubles.append((source, count))
-        elif count is not None:
+        elif count is None:
+            total, is_complete = total + number, False
+        else:
             begun.append((source, count))
-        is_complete &= isinstance(count, str) or (count is not None and count.is_complete)
+            total, is_complete = total + count.total, is_complete and count.is_complete
     entries = [
         (source, count, cause) for source, count in begun for cause in read(count, offset + _CAUSES)
     ]
@@ -94,7 +97,7 @@ def causes_page(
         [line(*entry) for entry in entries[offset : offset + _CAUSES]],
         sum(count.number_of_causes for _, count in begun),
         sum(count.examined for _, count in begun),
-        sum(count.total for _, count in begun),
+        total,
         is_complete,
         troubles,
         offset,

@@ -325,7 +325,7 @@ async def test_an_action_applies_to_what_was_counted(
     monkeypatch.setattr("delayq._dashboard.counts._FRESH", 3600)
     await die(jobs, "attempts", "KeyError: late")
     shown, filtered = [await page(admin, address) for address in addresses]
-    assert "All 1 dead letters are counted. " in texts(shown)
+    assert "The only dead letter is counted. " in texts(shown)
     (button,) = buttons(shown, "redrive_matching")
     fields = confirmation(filtered) | {"do": "redrive_matching", "sure": "1"}
     assert "1 message re-queued." in texts(await send(admin, fields))
@@ -385,10 +385,11 @@ async def test_counts_that_were_used_last_are_kept(
         shown = texts(await page(reader, f"all-dead?error={error}"))
         return shown.partition(" dead letters are counted.")[0].split()[-1]
 
+    for _ in range(2):
+        await die(jobs, "attempts", "x, y and z")
+    assert [await counted(error) for error in "xyxz"] == ["2"] * 4
     await die(jobs, "attempts", "x, y and z")
-    assert [await counted(error) for error in "xyxz"] == ["1"] * 4
-    await die(jobs, "attempts", "x, y and z")
-    assert [await counted(error) for error in "xzy"] == ["1", "1", "2"]
+    assert [await counted(error) for error in "xzy"] == ["2", "2", "3"]
 
 
 def buttons(shown: str, do: str) -> list[str]:
@@ -506,6 +507,23 @@ async def test_failed_messages_are_retried_and_cancelled_by_cause(
     }
     assert "1 message rescheduled." in texts(await send(admin, fields))
     assert [message.id for message in await jobs.list("ready")] == ["m0"]
+
+
+async def test_a_page_of_causes_names_as_many_messages_as_it_counted(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.counts._FRESH", 3600)
+    jobs = client.reliable_queue("jobs")
+    for number in (2, 1):
+        await jobs.offer_many([Offer(n) for n in range(number)])
+        for message in await jobs.claim(number):
+            await message.nack(600, error="LookupError: gone")
+        shown = texts(await page(reader, "all-retries"))
+        assert "All 2 failed messages are counted." in shown
+    shown = texts(await page(reader, "all-retries?offset=50"))
+    assert "There are no causes on this page." in shown
+    assert "No message waits" not in shown
+    assert "of 1" not in shown
 
 
 async def test_an_update_of_causes_reads_no_messages(

@@ -195,7 +195,7 @@ async def _count(
 
 
 def _causes(
-    counts: Iterable[tuple[ReliableSource, LetterCount | str | None]],
+    counts: Iterable[tuple[ReliableSource, int, LetterCount | str | None]],
     conditions: _Filter,
     offset: int,
 ) -> Causes:
@@ -239,7 +239,7 @@ async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
         return values
     counts = await _count(board, request, [source], conditions, now)
     if conditions.is_grouped:
-        causes = _causes(zip([source], counts, strict=True), conditions, offset)
+        causes = _causes(zip([source], [depth.dead], counts, strict=True), conditions, offset)
         return values | {"causes": causes, "refresh": causes.refresh, "is_live": True}
     if is_live(request):
         return values
@@ -341,17 +341,14 @@ async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
             dying.append((depth.dead, source))
     # The small ones first: their counts are complete at once.
     dying.sort(key=lambda entry: entry[0])
-    dying_sources = [source for _, source in dying]
-    counts = await _count(board, request, dying_sources, conditions, now)
-    causes = _causes(zip(dying_sources, counts, strict=True), conditions, offset)
-    pending = (number for (number, _), count in zip(dying, counts, strict=True) if count is None)
+    counts = await _count(board, request, [source for _, source in dying], conditions, now)
+    pairs = zip(dying, counts, strict=True)
+    causes = _causes(((source, dead, count) for (dead, source), count in pairs), conditions, offset)
     return {
         "now": now,
         "chosen": conditions,
         "groupings": GROUPINGS,
-        "causes": causes._replace(
-            total=causes.total + sum(pending), troubles=[*refused, *causes.troubles]
-        ),
+        "causes": causes._replace(troubles=[*refused, *causes.troubles]),
         "refresh": causes.refresh,
     }
 

@@ -68,15 +68,15 @@ def _grouping(request: Request) -> GroupBy:
 
 
 async def _count(
-    board: Board, request: Request, sources: Sequence[ReliableSource], by: GroupBy
+    board: Board, request: Request, failed: Sequence[tuple[int, ReliableSource]], by: GroupBy
 ) -> Causes:
-    """Go on with counting the failed messages of some queues. Returns a page of the causes so far,
-    the most frequent first.
+    """Go on with counting the failed messages of some queues, which are given with the number of
+    these. Returns a page of the causes so far, the most frequent first.
     """
     counts = await board.counts.go_on(
         [
             ((source.name, "retries", source.partitions, by), partial(_begin, source, by))
-            for source in sources
+            for _, source in failed
         ],
         is_live=is_live(request),
     )
@@ -91,8 +91,9 @@ async def _count(
         )
 
     offset = whole_number(request.query_params.get("offset"))
-    pairs = zip(sources, counts, strict=True)
-    return causes_page(pairs, offset, RetryCount.causes, lambda group: group[1], line)
+    pairs = zip(failed, counts, strict=True)
+    queues = ((source, number, count) for (number, source), count in pairs)
+    return causes_page(queues, offset, RetryCount.causes, lambda group: group[1], line)
 
 
 def _values(causes: Causes, by: GroupBy) -> dict[str, Any]:
@@ -189,10 +190,9 @@ async def load_all(board: Board, request: Request) -> Mapping[str, Any]:
         ((number, source) for source, number in answers if isinstance(number, int) and number),
         key=lambda entry: entry[0],
     )
-    causes = await _count(board, request, [source for _, source in counted], by)
+    causes = await _count(board, request, counted, by)
     refused = [(source, answer) for source, answer in answers if isinstance(answer, str)]
-    total = sum(number for number, _ in counted)
-    return _values(causes._replace(total=total, troubles=[*refused, *causes.troubles]), by)
+    return _values(causes._replace(troubles=[*refused, *causes.troubles]), by)
 
 
 ALL_RETRIES = Page("/all-retries", "all_retries.html", load_all, label="Retries", scope="server")
