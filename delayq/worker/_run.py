@@ -320,22 +320,27 @@ async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 async def watch_evictions(client: Client, ports: Sequence[WorkerPort]) -> None:
-    """Warn if the server may evict keys, and put back what waits where no worker finds it: now, and
-    whenever the server has evicted more.
+    """Warn if the server may evict keys, and put back what waits where no worker finds it: now,
+    whenever the server has evicted more, and again if that failed.
     """
     infos = await _server_infos(client)
     _warn_of_policy(infos)
     while True:
+        is_mended = True
         for port in ports:
-            with suppress(DelayqError):
+            try:
                 await _mend(port)
+            except DelayqError:
+                # As long as a server has no memory left, it refuses that.
+                is_mended = False
         if not infos:
             # This user may not read them.
             return
-        evictions = _evictions(infos)
-        while _evictions(infos) == evictions:
+        evictions, is_due = _evictions(infos), False
+        while not is_due:
             await asyncio.sleep(_EVICTION_CHECK_INTERVAL)
             infos = await _server_infos(client) or infos
+            is_due = not is_mended or _evictions(infos) != evictions
 
 
 async def _server_infos(client: Client) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest.mock import create_autospec
 
 import pytest
 import redis.exceptions
@@ -19,6 +20,7 @@ import delayq
 from delayq import Offer
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import pack, payload_of
+from delayq._reliable.store import ReliableStore
 from delayq.admin.reliable import ReliableInspector
 from delayq.codecs import BytesCodec
 from tests.support.depth import nightly
@@ -262,6 +264,8 @@ async def test_a_worker_warns_of_a_server_that_may_evict_keys_and_goes_on_when_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("delayq.worker._run._EVICTION_CHECK_INTERVAL", 0.02)
+    mend = create_autospec(ReliableStore.mend, side_effect=ReliableStore.mend)
+    monkeypatch.setattr(ReliableStore, "mend", mend)
     worker = delayq.Worker(client)
     worker.listener("jobs")(lambda value: value)
     await raw.config_set("maxmemory-policy", "volatile-ttl")
@@ -274,6 +278,8 @@ async def test_a_worker_warns_of_a_server_that_may_evict_keys_and_goes_on_when_i
             await raw.config_set("maxmemory", 1)
             with pytest.raises(redis.exceptions.OutOfMemoryError):
                 await raw.set("more", "x")
+            # It is refused, too, as long as there is no memory.
+            await until(lambda: mend.call_count > 1)
             await raw.config_set("maxmemory", 0)
             await until(lambda: "has evicted keys. What waits was put back" in caplog.text)
             assert await raw.zrange("delayq:{jobs}:group_turns", 0, -1) == [b"b"]
