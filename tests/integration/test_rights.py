@@ -53,7 +53,9 @@ table.sort(keys)
 for n, key in ipairs(keys) do
     local kind, ends = redis.call('TYPE', key).ok, redis.call('PTTL', key) > 0
     local values = read[kind](key)
-    stored[n], shape[n] = {key, kind, ends, values}, {key, kind, ends, #values}
+    -- A history gets a field more whenever a minute has passed.
+    local count = string.find(key, ':history$') and 0 or #values
+    stored[n], shape[n] = {key, kind, ends, values}, {key, kind, ends, count}
 end
 return {redis.sha1hex(cmsgpack.pack(stored)), redis.sha1hex(cmsgpack.pack(shape))}
 """
