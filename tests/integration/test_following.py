@@ -66,10 +66,11 @@ async def until_followed(jobs: Jobs, name: str) -> None:
 
 @pytest.mark.every_server
 async def test_reports_and_the_end_come_at_once(jobs: Jobs) -> None:
-    await jobs.offer("video", id="v", delay=0.05)
+    await jobs.offer("video", id="v", delay=3600)
     following = Following(jobs, "v")
     async with running(following.run()) as (follower,):
         await following.until(state="delayed", attempt=0, done=None)
+        await jobs.reschedule("v", 0)
         (message,) = await jobs.claim(wait=10)
         await message.progress(3, total=10, text="rendering")
         event = await following.until(state="leased", attempt=1, done=3, total=10, text="rendering")
