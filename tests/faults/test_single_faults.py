@@ -114,6 +114,22 @@ async def test_after_flushall_consumers_go_on(client: Client, server: PrivateSer
         await until(lambda: both.handled[-1] == both.taken[-1] == 3)
 
 
+async def test_after_flushall_no_lease_is_left_to_acknowledge(
+    client: Client, server: PrivateServer
+) -> None:
+    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+    await jobs.offer_many([delayq.Offer(n) for n in range(3)])
+    await orders.offer(1)
+    acked, failed, freed = await jobs.claim(3)
+    deliveries = orders.deliveries()
+    delivery = await anext(deliveries)
+    server.flush()
+    for settle in (acked.ack, failed.nack, freed.release, delivery.ack, delivery.nack):
+        with pytest.raises(delayq.LeaseLost):
+            await settle()
+    await deliveries.aclose()  # type: ignore[attr-defined]
+
+
 # A full server
 
 

@@ -167,6 +167,23 @@ class TestSeveralSources:
             callers.served()
         assert asked == [0, 1, 2, 0, 1, 2]
 
+    def test_items_wait_for_no_server_that_has_not_answered_for_a_moment(self) -> None:
+        for hangs_in in ("claim", "probe"):
+            callers = Callers(2)
+            gone = callers.join()
+            if hangs_in == "claim":
+                callers.begin(0)
+            else:
+                callers.queue.begin_probe(callers.sources[:1], callers.now)
+            callers.queue.leave(gone)
+            callers.now = 10.0
+            # A probe that follows waits behind what hangs already.
+            callers.queue.begin_probe(callers.sources[:1], callers.now)
+            caller = callers.join(10)
+            callers.begin(1)
+            callers.end(1, "a")
+            assert callers.served() == [caller], hangs_in
+
     def test_a_caller_that_does_not_wait_has_others_probed_if_a_backlog_is_not_enough(self) -> None:
         callers = Callers()
         callers.join(1)

@@ -155,6 +155,11 @@ def test_seconds_and_the_last_day_of_a_month_are_understood() -> None:
     assert ours("*/20 59 23 L * *", UTC, start, start + 30 * DAY)[:4] == [
         datetime(2026, 1, 31, 23, 59, second, tzinfo=UTC) for second in (0, 20, 40)
     ] + [datetime(2026, 2, 28, 23, 59, tzinfo=UTC)]
+    # In the hour that occurs twice, only once.
+    night = datetime(2026, 10, 24, 22, tzinfo=UTC)
+    assert ours("15 30 2 * * *", BERLIN, night, night + DAY) == [
+        night + timedelta(hours=2.5, seconds=15)
+    ]
 
 
 @needs_cron

@@ -84,6 +84,13 @@ class TestFiring:
         bench.advance(TICK)
         assert len(bench.fired) == len(delays)
 
+    def test_a_huge_delay_neither_overflows_nor_fires(self, bench: Bench) -> None:
+        delays: list[Any] = [math.inf, 1e300, 10**400, timedelta.max]
+        timeouts = [bench.add(delay) for delay in delays]
+        bench.advance(1e9)
+        assert bench.fired == []
+        assert all(timeout.cancel() for timeout in timeouts)
+
     def test_a_timeout_with_a_bad_duration_is_refused_and_not_counted(self, bench: Bench) -> None:
         with pytest.raises(BadDelay) as caught:
             bench.add(math.nan)
@@ -219,8 +226,12 @@ class TestCallbacks:
         assert raised == [*kinds[:2]]
 
     def test_a_timeout_that_is_over_lets_go_of_its_callback(self, bench: Bench) -> None:
+        seen: list[tuple[bool, bool, bool]] = []
+
         class Callback:
-            def __call__(self, _timeout: Timeout) -> None: ...
+            def __call__(self, timeout: Timeout) -> None:
+                # It fires now: it is too late to cancel it.
+                seen.append((timeout.expired, timeout.cancelled, timeout.cancel()))
 
         callbacks = [Callback(), Callback()]
         kept = [bench.add(0.1, callback) for callback in callbacks]
@@ -230,6 +241,7 @@ class TestCallbacks:
         assert alive[0]() is None
         bench.advance(1)
         assert [callback() for callback in alive] == [None, None]
+        assert seen == [(True, False, False)]
         assert kept[1].expired
 
 
