@@ -299,7 +299,8 @@ def test_a_purge_asks_for_confirmation(cli: Cli) -> None:
 
 def test_ctrl_c_says_what_is_left(cli: Cli, sync_raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # One message at a time, and bars at once.
-    monkeypatch.setattr("delayq._reliable.dead_letters._AT_A_TIME", 1)
+    for name in ("_REDRIVEN", "_DROPPED"):
+        monkeypatch.setattr(f"delayq._reliable.dead_letters.{name}", 1)
     monkeypatch.setattr("delayq._reliable.store.PAGE", 1)
     monkeypatch.setattr("delayq.cli.output._QUICK", 0)
     bury(cli.url, 3000)
