@@ -355,17 +355,20 @@ def get(
 
 
 def _ended(queue: Target, history: MessageHistory, now: datetime) -> typer.Exit:
-    """Say how a message has ended, and where to read on."""
-    when = moment_text(history.finished_at, now)
+    """Say how a message has ended, and which command shows more of it."""
+    moment = moment_text(history.finished_at, now)
     id = shlex.quote(history.id)  # noqa: A001
     match history.state:
         case "done":
-            text = f"was handled at {when}; for its result: delayq result {queue.argument} {id}"
+            text = f"was handled at {moment}; for its result: delayq result {queue.argument} {id}"
         case "dead":
-            text = f"is a dead letter, since {when}: {history.error}; to see it:"
+            text = f"is a dead letter, since {moment}: {history.error}; to see it:"
             text += f" delayq dead list {queue.argument} --long"
-        case _:
+        case "dropped":
             text = "was cancelled or purged, or has expired"
+        case _:
+            # It has come back between the two questions: a dead letter was redriven, for example.
+            text = f"is {history.state} by now: run the command again"
     tell(f"message {history.id!r} {text}")
     return typer.Exit(1)
 
