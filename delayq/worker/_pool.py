@@ -30,8 +30,8 @@ _log = logging.getLogger("delayq")
 _HELD_CLAIM_WAIT = 1.0
 # Number of times in a row that the server must refuse a claim to end a burst.
 _REFUSED_FOR_GOOD = 5
-# How long a task handles messages that never wait before it lets others run, in seconds.
-_TURN = 0.001
+# How long a task handles messages without waiting before it lets others run, in seconds.
+_YIELD_AFTER = 0.001
 # How long a cancelled handler has to hand its message back, in seconds.
 _HAND_BACK_WITHIN = 1.0
 # In a burst, how often an empty feed asks again while others are at work, in seconds.
@@ -391,12 +391,12 @@ class Pool:
         plan, now, waiting_for_room = self._plan, self._loop.time, self._waiting_for_room
         self._is_waking = False
         started = now()
-        turn_ends = started + _TURN
+        yields_at = started + _YIELD_AFTER
         while not self._is_closing:
             if (turn := plan.begin()) is None:
                 await self._wait_for_work()
                 started = now()
-                turn_ends = started + _TURN
+                yields_at = started + _YIELD_AFTER
                 continue
             feed, claimed = turn
             if waiting_for_room:
@@ -411,7 +411,7 @@ class Pool:
                         # Others handle messages while this one waits.
                         self._wake_one()
                         await remainder
-                        turn_ends = now() + _TURN
+                        yields_at = now() + _YIELD_AFTER
                     goes_on = not self._is_closing
                 finally:
                     # The next message begins as this one ends.
@@ -419,16 +419,16 @@ class Pool:
                     duration, started = ended_at - started, ended_at
                     if duration > prefetch.WITHIN:
                         # It may have blocked the event loop, which has things to do.
-                        turn_ends = ended_at
-                    goes_on = goes_on and ended_at < turn_ends
+                        yields_at = ended_at
+                    goes_on = goes_on and ended_at < yields_at
                     next_claimed = plan.end(feed, duration, goes_on=goes_on)
                     if waiting_for_room:
                         # The feeds that have a slot reserved come first.
                         self._refill_if_room((*plan.reserved, *waiting_for_room))
-            if started >= turn_ends:
+            if started >= yields_at:
                 await asyncio.sleep(0)
                 started = now()
-                turn_ends = started + _TURN
+                yields_at = started + _YIELD_AFTER
 
     async def _wait_for_work(self) -> None:
         idle = self._loop.create_future()
