@@ -74,7 +74,7 @@ def causes_page(
         counts: Each queue with the number of its messages, which stands for its count before that
             has begun, and its count: None before that, or why it was refused.
         offset: The number of causes to skip.
-        read: Returns up to so many causes of a count, the first ones in this order.
+        read: Returns the first causes of a count in this order, up to a number of them.
         order: Returns what decides which cause comes first: the largest.
         line: Returns a line of the page's table.
     """

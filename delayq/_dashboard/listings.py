@@ -148,7 +148,7 @@ class ReliableListings(ReliableInspector):
         """Return messages that were handled, those that ended last first: ``limit`` or some more,
         or those that are found among the next messages with a record, which the offset counts.
         """
-        # What comes first may be in any of several partitions.
+        # The first messages may be in any of several partitions.
         first = offset if len(self.stores) == 1 else 0
         step = max(limit, _RECORDS // len(self.stores))
         merged = Merged(

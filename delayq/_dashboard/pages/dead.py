@@ -161,7 +161,7 @@ class CauseLine(NamedTuple):
         source: The queue.
         group: Its letters.
         address: The page of these letters; empty if they have no cause in common.
-        act: Where a form about them is sent; empty as long as they are not all counted.
+        act: The address to which a form about them is sent; empty until all are counted.
     """
 
     source: AnySource
