@@ -38,7 +38,7 @@ from delayq.errors import (
 from delayq.instrumentation import OfferEvent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
     from datetime import datetime
     from typing import Self
 
@@ -557,15 +557,18 @@ class DelayedQueue(Generic[T]):
             raise
 
 
-def _pairs(messages: Iterable[tuple[T, Duration]]) -> Iterator[tuple[T, Duration]]:
-    """Yield the pairs of value and delay. Raises BadInput for anything else."""
+def _pairs(messages: Iterable[tuple[T, Duration]]) -> Sequence[tuple[T, Duration]]:
+    """Return the pairs of value and delay. Raises BadInput for anything else."""
     if not isinstance(messages, Iterable):
         raise BadInput(f"offer_many takes pairs of value and delay, not {describe_value(messages)}")
-    for pair in messages:
+    pairs = [*messages]
+    # All at once, because a check of each pair takes an eighth of the time of an offer.
+    if {*map(type, pairs)} <= {tuple} and {*map(len, pairs)} <= {2}:
+        return pairs
+    for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(
                 "offer_many of a delayed queue takes pairs of value and delay, such as"
                 f" (value, 30), not {type(pair).__name__}"
             )
-        value, delay = pair
-        yield value, delay
+    return pairs
