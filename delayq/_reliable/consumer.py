@@ -13,7 +13,7 @@ from delayq._engine.reader import Reader
 from delayq._generics import T
 from delayq._reliable.batches import Batch
 from delayq._reliable.failures import RetryRules
-from delayq._reliable.ids import is_occurrence
+from delayq._reliable.ids import AT_SIGN, is_occurrence
 from delayq._reliable.message import Message
 from delayq._reliable.message_context import MessageContext
 from delayq._reliable.replies import Claim
@@ -119,7 +119,7 @@ class Consumer(Generic[M]):
             items = await queue.dispatcher.take(count, remaining, self.policy)
             for _, claim in items:
                 # A call for each would cost more than the search for an "@".
-                if b"@" in claim.id and is_occurrence(claim.id):
+                if AT_SIGN in claim.id and is_occurrence(claim.id):
                     break
             else:
                 return items
@@ -199,7 +199,7 @@ class Consumer(Generic[M]):
                     if cancelled and claim.lease_id in cancelled:
                         self._free_slots(claim)
                         continue
-                    if b"@" not in claim.id or await self._advance_schedules([numbered]):
+                    if AT_SIGN not in claim.id or await self._advance_schedules([numbered]):
                         yield wrap(claim, batch)
 
     async def _advance_schedules(self, items: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
