@@ -334,6 +334,8 @@ class Message(Generic[T]):
         claim = self._claim
         named = self._context.partition.with_ids(claim.id, followers)
         claim.followers = named  # type: ignore[misc]  # a slot of its base
+        # Their acknowledgement is awaited.
+        self._ahead = None
 
     @property
     def keeps_result(self) -> bool:
@@ -638,7 +640,8 @@ class Message(Generic[T]):
         if (
             ahead is not None
             and (ahead or ahead.is_fetching)
-            and not self._leads_on()
+            # Nothing follows from a plain value: see then() and _parts().
+            and ((self._value is not None and self._parsed is None) or not self._leads_on())
             and context.acknowledger.ack_and_forget(claim, ahead.max_unanswered)
         ):
             self._settled = True
