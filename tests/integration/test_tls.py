@@ -86,7 +86,8 @@ async def test_a_certificate_that_is_not_trusted_is_refused_at_once(
             why = f"certificate that is not trusted: .*{reason}"
             with pytest.raises(delayq.ServerRefused, match=why):
                 await delayq.connect(f"rediss://127.0.0.1:{port}/0{options}").__aenter__()
-            assert len(tries) == 1
+            # A handshake that takes half a second is tried again beside it.
+            assert len(tries) <= 2
 
 
 async def test_a_client_at_the_wrong_port_is_told_at_once_what_is_wrong(
