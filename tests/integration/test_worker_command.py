@@ -40,7 +40,7 @@ WORKER = "shop.jobs:worker"
 
 # Each process notes on a list what it has begun and ended.
 APP = """
-import asyncio, os, time
+import asyncio, gc, os, time
 import delayq
 import redis
 
@@ -55,6 +55,8 @@ async def handle(value: str) -> None:
         raise ValueError(value)
     if value == "crash":
         os._exit(9)
+    if value == "modules" and not any(member is asyncio.__dict__ for member in gc.get_objects()):
+        log.rpush("log", f"{os.getpid()} frozen {value}")
     if value.startswith("block"):
         time.sleep(3600)
     while value.startswith("wait") and not log.exists("go"):
@@ -242,15 +244,18 @@ async def test_a_process_that_dies_is_replaced(own_server: PrivateServer, app: P
 async def test_a_burst_handles_what_is_due_and_ends(own_server: PrivateServer, app: Path) -> None:
     source = APP.replace('os.environ["SERVER"], shutdown', "shutdown")
     (app / "shop" / "jobs.py").write_text(source)
-    await offer(own_server, *(f"value-{number}" for number in range(50)))
+    values = ["modules", *(f"value-{number}" for number in range(49))]
+    await offer(own_server, *values)
     options = ("--processes", "2", "--burst", "--log-level", "debug", "--url", own_server.url)
     async with command(own_server, app, WORKER, *options) as it:
         status, errors = await it.end()
         assert status == 0, errors
         assert errors.count("was handled in attempt 1") == 50
         assert not re.search("^delayq: ", errors, re.MULTILINE)
-        ended = [line[2] for line in await it.log() if line[1] == "end"]
-        assert sorted(ended) == sorted(f"value-{number}" for number in range(50))
+        log = await it.log()
+        assert sorted(line[2] for line in log if line[1] == "end") == sorted(values)
+        # No full garbage collection scans what was imported.
+        assert any(line[1:] == ["frozen", "modules"] for line in log)
     assert await stats(own_server) == (0, 0, 0, 0)
     # It does not replace a process that dies.
     await offer(own_server, "crash")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
 import json
 import logging
@@ -171,6 +172,10 @@ async def _run(
         os._exit(1)
 
     def ready() -> None:
+        # What was imported by now stays. A full collection that scans it would pause all handlers,
+        # and one is due soon after a start.
+        gc.collect()
+        gc.freeze()
         facts = {
             "server": worker.client.label,
             "queues": worker.queues,
