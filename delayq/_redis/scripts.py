@@ -18,9 +18,10 @@ _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _NAMES = re.compile(r"^--   (\S.*?)(?:  +(.*))?$", re.MULTILINE)
 _FROM_INCLUDE = re.compile(r"see (\w+/)?(include/\w+\.lua)")
 _NUMBERED = re.compile(r"(\w+_)(\d) to \1(\d)")
-# A top-level function with its comment, up to an ``end`` in the first column or on its first line.
+_COMMENT_LINES = re.compile(r"^ *--[^\n]*\n", re.MULTILINE)
+# A top-level function, up to an ``end`` in the first column or on its first line.
 _FUNCTION = re.compile(
-    r"(?:^--[^\n]*\n)*^local function (\w+)\((?:[^\n]*\bend$|.*?^end$)\n?", re.MULTILINE | re.DOTALL
+    r"^local function (\w+)\((?:[^\n]*\bend$|(?:[^\n]*\n)*?end$)\n?", re.MULTILINE
 )
 _COMMENT_OR_STRING = re.compile(r"--[^\n]*|'[^'\n]*'")
 _NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
@@ -82,9 +83,9 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """The script as the server gets it, with local names and includes."""
-        text = without_unused_functions(self._with_includes(self._body))
-        names = names_in(text)
+        """The script as the server gets it, with local names and includes, and without comments."""
+        text = _COMMENT_LINES.sub("", self._with_includes(self._body))
+        text, names = without_unused_functions(text)
         local = {name: value for name, value in self.variables.items() if name in names}
         return f"local {', '.join(local)} = {', '.join(local.values())}\n{text}"
 
@@ -149,8 +150,10 @@ def names_in(text: str) -> set[str]:
     return set(_NAME.findall(_COMMENT_OR_STRING.sub("''", text)))
 
 
-def without_unused_functions(text: str) -> str:
-    """Return a Lua text without the functions of its top level that it never calls."""
+def without_unused_functions(text: str) -> tuple[str, set[str]]:
+    """Return a Lua text without the functions of its top level that it never calls, and the names
+    that it uses.
+    """
     parts: list[str] = []
     names: set[str] = set()
     # From the end, because a function is known only to the text that follows it.
@@ -161,7 +164,7 @@ def without_unused_functions(text: str) -> str:
         if function[1] in names:
             parts.append(function[0])
             names |= names_in(function[0])
-    return text + "".join(reversed(parts))
+    return text + "".join(reversed(parts)), names | names_in(text)
 
 
 def _lua(path: str) -> Traversable:
