@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from delayq._reliable.settings import StoredSettings
     from delayq._reliable.store import ReliableStore
 
-HOLD_BACK = Script("reliable/hold_back")
+PAUSE_FOR_MOVE = Script("reliable/pause_for_move")
 SET_ASIDE = Script("reliable/set_aside")
 RECEIVE = Script("reliable/receive")
 RECEIVE_LETTERS = Script("reliable/receive_letters")
@@ -84,9 +84,17 @@ class MovedPartition:
             raise SettingsChanged("another process has taken the move over")
         self._epoch = settings.epoch
 
-    async def hold_back(self, step: Literal["pause", "resume", "stay", "retire"]) -> None:
-        """Pause the partition, end the pause, or end its use: see ``hold_back.lua``."""
-        await self._client.run(HOLD_BACK, self._keys.of_script(HOLD_BACK), (self._epoch, step))
+    async def pause(self) -> None:
+        """Pause the partition for the move."""
+        await self._run_pause("pause")
+
+    async def end_pause(self, step: Literal["resume", "stay", "retire"]) -> None:
+        """End the pause for the move: see ``pause_for_move.lua``."""
+        await self._run_pause(step)
+
+    async def _run_pause(self, step: str) -> None:
+        keys = self._keys.of_script(PAUSE_FOR_MOVE)
+        await self._client.run(PAUSE_FOR_MOVE, keys, (self._epoch, step))
 
     async def count_running(self) -> int:
         """Count the messages that workers have, and those that were cancelled and still run."""

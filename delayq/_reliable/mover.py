@@ -59,7 +59,7 @@ _SOURCES = 8
 _PAUSE = 0.2
 _STAMPED = re.compile(rb"(.*)\0([0-9]{16})", re.DOTALL)
 _START = re.compile(rb"\0([0-9.]{19}) ([0-9]+) ([0-9]+) ([0-9]+) [0-9]+")
-_MOVING = re.compile(r"(\d+) (drains|holds|moves|resumes) ([01]) (\d+) \S+")
+_MOVING = re.compile(r"(\d+) (drains|closes|moves|resumes) ([01]) (\d+) \S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class Mover:
         self._partitions: Sequence[MovedPartition] = ()
         self._former = 0
         self._was_paused = False
-        # Whether the move can no longer be given up.
-        self._holds = False
+        # Whether offers are refused: then the move can no longer be given up.
+        self._is_closed = False
 
     async def run(self) -> Repartition:
         """Go on from wherever the move is.
@@ -125,7 +125,7 @@ class Mover:
         """
         phases: dict[str, Callable[[StoredSettings], Awaitable[StoredSettings]]] = {
             "drains": self._drain,
-            "holds": self._set_aside,
+            "closes": self._set_aside,
             "moves": self._move,
             "resumes": self._resume,
         }
@@ -157,7 +157,7 @@ class Mover:
     def _read(self, stored: StoredSettings) -> re.Match[str] | None:
         """Return how far the move is, if there is one."""
         move = _MOVING.fullmatch(stored.fields.get("moving", ""))
-        self._holds = self._holds or (move is not None and move[2] != "drains")
+        self._is_closed = self._is_closed or (move is not None and move[2] != "drains")
         if move is not None and not self._partitions:
             self._was_paused, self._former = move[3] == "1", int(move[4])
             self._partitions = [
@@ -210,8 +210,8 @@ class Mover:
         await self._check_batches()
         # The last attempts may have failed.
         await self._check_letters()
-        self._holds = True
-        return await self._step("hold")
+        self._is_closed = True
+        return await self._step("close")
 
     async def _check_batches(self) -> None:
         """Check that no batch has messages that are still to come, while none can begin.
@@ -246,7 +246,7 @@ class Mover:
     async def _count_running(self) -> int:
         """Return how many messages workers have, while they get no more."""
         # Each time, because an operator may end the pause.
-        await _gather(source.hold_back("pause") for source in self._sources)
+        await _gather(source.pause() for source in self._sources)
         return sum(await _gather(source.count_running() for source in self._sources))
 
     async def _give_up(self, beginning: Awaitable[StoredSettings]) -> bool:
@@ -255,12 +255,12 @@ class Mover:
             stored = await beginning
             if self._read(stored) is None:
                 return True
-            if self._holds:
+            if self._is_closed:
                 return False
             await self._take(await self._step("undo"), self._sources)
             # In this order: what is interrupted here can be continued, or given up again.
             step: Literal["stay", "resume"] = "stay" if self._was_paused else "resume"
-            await _gather(source.hold_back(step) for source in self._sources)
+            await _gather(source.end_pause(step) for source in self._sources)
             await self._first.repartition("give up", self._token, self._to)
         except (SettingsChanged, ConfigurationError):
             # Another process has continued the move, or moves the queue to another number.
@@ -285,9 +285,9 @@ class Mover:
     async def _move(self, stored: StoredSettings) -> StoredSettings:
         """Move everything to where it belongs by the new number."""
         await self._take(stored, self._partitions)
-        await _gather(partition.hold_back("pause") for partition in self._partitions)
+        await _gather(partition.pause() for partition in self._partitions)
         if not await self._is_aside():
-            return await self._step("hold")
+            return await self._step("close")
         counts = await _gather(source.count() for source in self._sources)
         self._report(phase="moving", running=0, messages=sum(counts))
         await self._move_starts_of_queue()
@@ -296,7 +296,7 @@ class Mover:
         for source in self._sources[self._to :]:
             if await source.is_in_use():
                 await source.drop_everything()
-        return await self._step("resume" if await self._is_aside() else "hold")
+        return await self._step("resume" if await self._is_aside() else "close")
 
     async def _is_aside(self) -> bool:
         """Return whether no server has lost that its partition was put aside."""
@@ -308,12 +308,14 @@ class Mover:
         await _gather(source.drop_everything() for source in self._sources)
         step: Literal["stay", "resume"] = "stay" if self._was_paused else "resume"
         await _gather(
-            partition.hold_back("retire" if partition.number >= self._to else step)
+            partition.end_pause("retire" if partition.number >= self._to else step)
             for partition in self._partitions
         )
         return await self._step("end")
 
-    async def _step(self, step: Literal["hold", "move", "resume", "end", "undo"]) -> StoredSettings:
+    async def _step(
+        self, step: Literal["close", "move", "resume", "end", "undo"]
+    ) -> StoredSettings:
         outcome, stored = await self._first.repartition(step, self._token, self._to)
         if outcome is ChangeOutcome.LOST:
             # If only the first answer to the last step was lost, the move has ended.
@@ -335,7 +337,7 @@ class Mover:
             f"the move of queue {queue!r} to {self._to} partitions was interrupted, and the queue"
             f" stays paused; continue with: {_command(queue, self._to)}"
         )
-        if not self._holds:
+        if not self._is_closed:
             text += f"; or give it up with: {_command(queue, self._former)}"
         return f"{text}; the error was: {error}"
 

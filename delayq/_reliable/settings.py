@@ -83,7 +83,7 @@ class ChangeOutcome(StrEnum):
     SAME = "same"
     OTHER_NUMBER = "other number"
     TOO_SMALL = "too small"
-    HELD = "held"
+    CLOSED = "closed"
     BUSY = "busy"
     LOST = "lost"
     IN_USE = "in use"
@@ -291,7 +291,7 @@ class StoredSettings:
         epoch: Changes whenever a setting does; ``0`` if none was ever stored.
         partitions: The number of partitions.
         has_partition_count: Whether this number is stored, and so stays. If not, it is 1.
-        is_held: Whether nothing can be stored now, because the number is about to change.
+        refuses_offers: Whether nothing can be stored now, because the number is about to change.
         moving_to: To which number of partitions the queue is being moved, if it is.
         has_one_partition: Whether there is only one partition.
         max_size: The number of live messages beyond which offers are refused; 0 for no limit.
@@ -305,11 +305,11 @@ class StoredSettings:
         "fields",
         "has_one_partition",
         "has_partition_count",
-        "is_held",
         "keep_us",
         "max_size",
         "moving_to",
         "partitions",
+        "refuses_offers",
     )
 
     def __init__(self, fields: Mapping[str, str]) -> None:
@@ -320,7 +320,7 @@ class StoredSettings:
         self.partitions: int = (
             int(number[1]) if number is not None and self.has_partition_count else 1
         )
-        self.is_held: bool = self.has_partition_count and fields["partitions"].endswith("?")
+        self.refuses_offers: bool = self.has_partition_count and fields["partitions"].endswith("?")
         moving = _NUMBER.match(fields.get("moving", ""))
         self.moving_to: int | None = int(moving[1]) if moving is not None else None
         self.has_one_partition: bool = self.partitions == 1
@@ -405,7 +405,7 @@ class StoredSettings:
         Raises:
             ServerUnavailable: It is, and what it has cannot be reached.
         """
-        if self.is_held:
+        if self.refuses_offers:
             self.check_not_moving(queue)
 
     def check_not_moving(self, queue: str) -> None:

@@ -260,7 +260,7 @@ class SettingsCache:
         with before_a_call():
             stored = await self.read()
             began = time.monotonic()
-            while stored.is_held:
+            while stored.refuses_offers:
                 # Not for long: the server ends this if the client that began it has died. To move a
                 # queue that is not empty may take longer.
                 if time.monotonic() - began > self._store.client.retry_for:
@@ -293,7 +293,7 @@ class SettingsCache:
                 self._read_again = False
                 stored = await self.read()
                 differing, self._differing = self._differing, set()
-                if not stored.is_held:
+                if not stored.refuses_offers:
                     await self._copy(stored, (n for n in differing if n < stored.partitions))
         except DelayqError as error:
             _log.warning(
@@ -381,8 +381,8 @@ class SettingsCache:
         other_stores = [self.store_of(number) for number in range(1, stored.partitions)]
         try:
             for _ in range(MOST_TRIES):
-                outcome, stored = await first.renumber("hold", token, changes)
-                if outcome is ChangeOutcome.HELD:
+                outcome, stored = await first.renumber("close", token, changes)
+                if outcome is ChangeOutcome.CLOSED:
                     vacated = (store.vacate(stored.epoch) for store in other_stores)
                     if not all(await asyncio.gather(*vacated)):
                         outcome = ChangeOutcome.IN_USE
@@ -391,14 +391,14 @@ class SettingsCache:
                 if outcome is not ChangeOutcome.LOST:
                     break
         except BaseException:
-            self._background.spawn(self._release(token), f"settings of {self.name}")
+            self._background.spawn(self._reopen(token), f"settings of {self.name}")
             raise
         if outcome in (ChangeOutcome.BUSY, ChangeOutcome.LOST):
             raise ServerUnavailable(
                 f"nothing was changed: another client changes the partitions of {self.name!r}"
             )
         if outcome in (ChangeOutcome.IN_USE, ChangeOutcome.TOO_SMALL):
-            await self._release(token)
+            await self._reopen(token)
         if outcome is ChangeOutcome.IN_USE:
             raise ConfigurationError(
                 f"queue {self.name!r} is not empty, so it keeps its number of partitions,"
@@ -406,10 +406,10 @@ class SettingsCache:
             )
         return outcome, stored
 
-    async def _release(self, token: str) -> None:
+    async def _reopen(self, token: str) -> None:
         # Otherwise, the first client that is refused does.
         with suppress(DelayqError):
-            await self._store.renumber("release", token, {"partitions": "1"})
+            await self._store.renumber("reopen", token, {"partitions": "1"})
 
     def _adopt(self, stored: StoredSettings, number: int) -> None:
         stored.check_layout(self.name)

@@ -85,7 +85,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         return _changed(await self.run(scripts.CONFIGURE, mode, above, *parts))
 
     async def renumber(
-        self, step: Literal["hold", "commit", "release"], token: str, changes: SettingTexts
+        self, step: Literal["close", "commit", "reopen"], token: str, changes: SettingTexts
     ) -> tuple[ChangeOutcome, StoredSettings]:
         """Give the queue another number of partitions, and other changes, in its first partition.
 
@@ -112,7 +112,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
 
     async def repartition(
         self,
-        step: Literal["begin", "hold", "move", "resume", "end", "undo", "give up"],
+        step: Literal["begin", "close", "move", "resume", "end", "undo", "give up"],
         token: str,
         partitions: int,
     ) -> tuple[ChangeOutcome, StoredSettings]:

@@ -216,7 +216,7 @@ async def test_a_server_that_fails_over_and_has_set_nothing_aside_is_looked_afte
     before = await view(jobs)
 
     def fail(name: str, count: int) -> None:
-        # Before the third step: begin, hold, move.
+        # Before the third step: begin, close, move.
         if name == "reliable/repartition" and count == 3:
             raise asyncio.CancelledError
 
@@ -324,7 +324,7 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
         await waits
 
 
-@pytest.mark.parametrize("step", ["repartition", "copy_settings", "hold_back"])
+@pytest.mark.parametrize("step", ["repartition", "copy_settings", "pause_for_move"])
 @pytest.mark.parametrize("failure", ["cancelled", "error", "errors"])
 async def test_a_move_can_be_given_up_until_workers_have_finished(
     failure: str,
@@ -371,7 +371,7 @@ async def test_a_move_can_be_given_up_until_workers_have_finished(
         late = MovedPartition(ReliableStore(client.session.server, keys), number)
         late._epoch = epoch
         with pytest.raises(SettingsChanged):
-            await late.hold_back("pause")
+            await late.pause()
     assert not (await jobs.stats()).paused
     states: list[Repartition] = []
     move = asyncio.create_task(

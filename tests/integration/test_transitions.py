@@ -268,7 +268,17 @@ def test_an_event_changes_exactly_its_states(server: PrivateServer, state: State
             assert at.state() is expected, f"after {event.name}, it was {state}"
 
 
-MOVING = ("discard", "drop", "hold_back", "receive", "receive_letters", "repartition", "set_aside")
+MOVING = (
+    *(
+        "discard",
+        "drop",
+        "pause_for_move",
+        "receive",
+        "receive_letters",
+        "repartition",
+        "set_aside",
+    ),
+)
 
 
 def calls_without_rows() -> list[tuple[str, int]]:

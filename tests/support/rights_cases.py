@@ -18,7 +18,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.moved_partition import (
     DISCARD,
     DROP,
-    HOLD_BACK,
+    PAUSE_FOR_MOVE,
     RECEIVE,
     RECEIVE_LETTERS,
     SET_ASIDE,
@@ -221,7 +221,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mode": ("declare", "change"),
     "partitions": (1,),
     "partition": (1,),
-    "step": ("hold", "commit", "release"),
+    "step": ("close", "commit", "reopen"),
     "error": ("an error",),
     "epoch": ("8",),
     "field": ("max_size",),
@@ -370,7 +370,7 @@ async def set_aside(at: Prepared) -> None:
     await at.raw.zadd(RELIABLE.remembered, {"old": 9e15})
 
 
-async def held_back(at: Prepared) -> None:
+async def paused_for_move(at: Prepared) -> None:
     await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, "draining": "1"})
     await at.raw.set(RELIABLE.paused, "1")
 
@@ -379,7 +379,7 @@ async def moving(at: Prepared) -> None:
     await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, "moving": "2 drains 0 1 me"})
 
 
-async def held(at: Prepared) -> None:
+async def closed(at: Prepared) -> None:
     now_s, _ = await at.raw.time()
     fields = {"partitions": "4?", "renumbering": f"me {now_s * 1_000_000}"}
     await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, **fields})
@@ -572,15 +572,18 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.RECUR, "", given(without_the_next, "often")),
     (reliable.REFILL, "", refill),
     (reliable.CONFIGURE, "", configure),
-    (reliable.RENUMBER, "hold", given(held, "hold", "me", 2, "limit", "c10")),
-    (reliable.RENUMBER, "commit", given(held, "commit", "me", 2, "limit", "c10")),
-    (reliable.RENUMBER, "release", given(held, "release", "me", 2)),
+    (reliable.RENUMBER, "close", given(closed, "close", "me", 2, "limit", "c10")),
+    (reliable.RENUMBER, "commit", given(closed, "commit", "me", 2, "limit", "c10")),
+    (reliable.RENUMBER, "reopen", given(closed, "reopen", "me", 2)),
     (reliable.VACATE, "", given(numbered, "8")),
     (reliable.REPARTITION, "begin", given(numbered, "begin", "me", 2)),
-    (reliable.REPARTITION, "hold", given(moving, "hold", "me", 2)),
+    (reliable.REPARTITION, "close", given(moving, "close", "me", 2)),
     (reliable.REPARTITION, "give up", given(moving, "give up", "me", 2)),
-    (HOLD_BACK, "pause", given(set_aside, "7", "pause")),
-    *((HOLD_BACK, step, given(held_back, "7", step)) for step in ("resume", "retire", "stay")),
+    (PAUSE_FOR_MOVE, "pause", given(set_aside, "7", "pause")),
+    *(
+        (PAUSE_FOR_MOVE, step, given(paused_for_move, "7", step))
+        for step in ("resume", "retire", "stay")
+    ),
     (SET_ASIDE, "", given(set_aside, "7", "4?")),
     (RECEIVE, "", given(set_aside, "7", 9_000, "scores", "new", 9_000_000_000_000_000)),
     (RECEIVE_LETTERS, "", given(set_aside, "7", DEAD[0], "9000000000000000", "{}\nbody")),

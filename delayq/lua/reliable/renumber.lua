@@ -5,8 +5,8 @@
 --   settings  HASH  see include/settings.lua; and CHANNEL of that name, where clients are told to
 --                   read the settings again
 -- Arguments:
---   step      text  "hold": prevent offers, so that the other partitions can be vacated; "commit":
---                   store the settings; "release": give up
+--   step      text  "close": refuse offers, so that the other partitions can be vacated; "commit":
+--                   store the settings; "reopen": give up
 --   token     text  names the client that does it
 --   number    text  of partitions
 --   field...  text  the name of each further setting
@@ -14,8 +14,8 @@
 -- Roles: admin
 -- Repeatable: yes
 --
--- Returns as configure does: "changed"; "same"; "held": vacate the other partitions, then commit;
--- "busy": another client does it; "lost": offers were allowed again, so begin anew; "in use":
+-- Returns as configure does: "changed"; "same"; "closed": vacate the other partitions, then commit;
+-- "busy": another client does it; "lost": offers are accepted again, so begin anew; "in use":
 -- something is in the partition; or "too small". Only after "changed", the settings are new.
 -- include: clock
 -- include: leases
@@ -29,7 +29,7 @@ if stored.moving then return settings_after('busy') end
 local old, new = number_in(stored.partitions), {partitions = number}
 if not old then return settings_after('lost') end
 local holder = renumbered_by(stored, now)
-if step == 'release' then
+if step == 'reopen' then
   if holder == token then store_settings(stored, {partitions = old}, 0, now) end
   return settings_after('same')
 end
@@ -44,9 +44,9 @@ for at = FIRST, #ARGV, STRIDE do
 end
 if not can_share(new.limit or stored.limit, number) then return settings_after('too small') end
 -- A single partition is the only one to be vacated.
-if step == 'hold' and old ~= '1' then
+if step == 'close' and old ~= '1' then
   redis.call('HSET', settings, 'partitions', old .. '?', 'renumbering', token .. ' ' .. string.format('%.0f', now))
-  return settings_after('held')
+  return settings_after('closed')
 end
 store_settings(stored, new, 0, now)
 return settings_after('changed')

@@ -18,9 +18,9 @@
 -- before, the former number, and the token. The steps in order, each with the phase to which it
 -- leads:
 --   begin   drains   workers finish what they have; a move that was interrupted stays in its phase
---   hold    holds    nothing can be stored; the partitions are set aside
+--   close   closes   nothing can be stored; the partitions are set aside
 --   move    moves    what was set aside is moved
---   resume  resumes  the new number holds, and the pause ends
+--   resume  resumes  the new number is in force, and the pause ends
 --   end     the field is deleted
 -- "give up" ends a move that has not got beyond the first phase. Before it, "undo" gives the settings
 -- a higher epoch, so that what the caller has sent earlier, and arrives late, pauses nothing.
@@ -60,10 +60,10 @@ if step == 'undo' then
   if phase ~= 'drains' then return settings_after('lost') end
   store_settings(stored, {}, 0, now)
   return save(phase)
-elseif step == 'hold' then
+elseif step == 'close' then
   -- Each partition has a number of its own, so that no caller agrees on it.
   redis.call('HSET', settings, 'layout', LAYOUT, 'partitions', from .. '?')
-  return save('holds')
+  return save('closes')
 elseif step == 'move' then
   return save('moves')
 elseif step == 'resume' then

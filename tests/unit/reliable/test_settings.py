@@ -58,7 +58,7 @@ def test_stored_settings_are_read_and_what_is_not_stored_is_the_default() -> Non
     assert stored.public() == delayq.QueueSettings(1, None, "drop", 0.0)
     values = (b"1", b"17", b"16?", b"me 5", None, b"1000", b"dead", b"1500000", b"2500000", b"9")
     stored = StoredSettings.of((*values, b"3500000", b"8", b"c5", b"r9p500000o"))
-    assert (stored.has_partition_count, stored.is_held) == (True, True)
+    assert (stored.has_partition_count, stored.refuses_offers) == (True, True)
     assert (stored.epoch, stored.partitions) == ("17", 16)
     assert stored.public() == delayq.QueueSettings(
         *(16, 1000, "dead", 1.5, 2.5, 9, 3.5, 8),

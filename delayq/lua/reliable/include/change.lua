@@ -13,8 +13,8 @@ local FIELDS = {
   'layout', 'epoch', 'partitions', 'renumbering', 'moving', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead',
   'keep', 'max_kept', 'limit', 'group_limit',
 }
--- For how long a client may prevent offers while it changes the number of partitions, microseconds.
-local HELD_FOR = 5000000
+-- For how long a client may refuse offers while it changes the number of partitions, microseconds.
+local CLOSED_FOR = 5000000
 
 -- Return the settings that are stored, by name; nil if they have the layout of another release.
 local function read_settings()
@@ -45,7 +45,7 @@ end
 -- Return who changes the number of partitions; nil if nobody does, or not any more.
 local function renumbered_by(stored, now)
   local token, since = string.match(stored.renumbering or '', '^(%S+) (%d+)$')
-  return token and tonumber(since) + HELD_FOR > now and token or nil
+  return token and tonumber(since) + CLOSED_FOR > now and token or nil
 end
 
 -- Return whether each partition gets a part of a limit.
@@ -56,7 +56,7 @@ local function can_share(limit, partitions)
   return true
 end
 
--- Add to these names and values what a partition derives from the settings that they hold.
+-- Add to these names and values what a partition derives from the settings among them.
 local function add_share(fields, limit, group_limit, partitions, partition)
   local count, old = tonumber(partitions), redis.call('HMGET', settings, 'share', 'group_limit', 'partitions')
   local share = limit and string.gsub(limit, '([cr])(%d+)', function(kind, most)

@@ -1,4 +1,5 @@
--- hold_back: pause a partition while the queue is moved to another number of partitions, and end that.
+-- pause_for_move: pause a partition while the queue is moved to another number of partitions, and end
+-- the pause.
 --
 -- Keys:
 --   paused    STRING   exists while no client may take anything: since when, ms
