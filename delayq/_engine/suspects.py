@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from delayq.errors import DelayqError
 
@@ -16,8 +16,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long messages wait for the answer that another one is not alone any more, in seconds.
-_SHARED_WITHIN = 1.0
+# How long messages wait for the reply that another one is not alone any more, in seconds.
+_TOLD_WITHIN = 1.0
+
+
+class ClaimTerms(NamedTuple):
+    """What one claim may bring.
+
+    Attributes:
+        may_bring_suspect: Whether it may bring a suspect.
+        is_alone: Whether what it brings is alone in this client: nothing else is at work, and no
+            other claim is under way.
+    """
+
+    may_bring_suspect: bool
+    is_alone: bool
 
 
 class Suspects(Generic[T]):
@@ -33,21 +46,23 @@ class Suspects(Generic[T]):
 
     Attributes:
         suspect: The suspect at work, if any.
-        alone_for: For how long a suspect is the only message that the client takes, in seconds:
-            most of those that kill a process do so at once.
+        others_wait_for: For how long a suspect is the only message that the client takes, in
+            seconds: most of those that kill a process do so at once.
     """
 
     def __init__(self) -> None:
         self.suspect: T | None = None
-        self.alone_for: float = 1.0
+        self.others_wait_for: float = 1.0
+        # Whether a claim is under way that may bring a suspect.
         self._asking = False
         # Ordered, so that those whose leases are over are found first.
         self._at_work: dict[T, None] = {}
         self._claims = 0
         # Tells the server that the message that is alone is not any more.
-        self._share: Callable[[], Awaitable[None]] | None = None
-        self._timeout: Timeout | None = None
-        self._alone: Timeout | None = None
+        self._tell: Callable[[], Awaitable[None]] | None = None
+        self._cleared: Timeout | None = None
+        # Runs while the suspect is the only message that the client takes.
+        self._others_wait: Timeout | None = None
         # Ordered, so that queues take turns.
         self._waiting: dict[Callable[[], None], None] = {}
 
@@ -57,80 +72,84 @@ class Suspects(Generic[T]):
         return self.suspect is None and not self._asking
 
     @property
-    def works_alone(self) -> bool:
+    def keeps_others_out(self) -> bool:
         """Whether the client takes no messages now, because of the suspect that it has at work."""
-        return self._alone is not None
+        return self._others_wait is not None
 
-    def begin_claim(self, is_over: Callable[[T], bool], own_suspect: T | None) -> tuple[bool, bool]:
+    def begin_claim(self, is_over: Callable[[T], bool], own_suspect: T | None) -> ClaimTerms:
         """Begin a claim from a queue, whose last suspect was ``own_suspect``.
 
-        ``is_over`` tells whether the lease of a message has ended. Returns whether the claim may
-        bring a suspect, which :meth:`end_claim` takes, and whether what it brings is alone here.
+        ``is_over`` tells whether the lease of a message has ended. :meth:`end_claim` must follow,
+        with the terms that this returns.
         """
         self._claims += 1
         while self._at_work and is_over(first := next(iter(self._at_work))):
             del self._at_work[first]
         if not self._at_work:
-            self._share = None
+            self._tell = None
         # A suspect at work in another queue cannot be looked up there.
-        asks = not self._asking and (self.suspect is None or self.suspect is own_suspect)
-        self._asking = self._asking or asks
-        return asks, not self._at_work and self._claims == 1
+        may_bring = not self._asking and (self.suspect is None or self.suspect is own_suspect)
+        self._asking = self._asking or may_bring
+        return ClaimTerms(may_bring, not self._at_work and self._claims == 1)
 
-    def add(self, items: Iterable[T], share: Callable[[], Awaitable[None]] | None) -> bool:
-        """Add what a claim has brought. If that counts as alone, ``share`` tells the server that it
+    def add(self, items: Iterable[T], tell: Callable[[], Awaitable[None]] | None) -> bool:
+        """Add what a claim has brought. If that counts as alone, ``tell`` tells the server that it
         is not any more.
 
-        Returns whether to :meth:`share` now, before what has come begins.
+        Returns whether to call :meth:`tell_not_alone` now, before what has come begins.
         """
         self._at_work.update(dict.fromkeys(items))
-        self._share = share or self._share
-        return self._share is not None and len(self._at_work) > 1
+        self._tell = tell or self._tell
+        return self._tell is not None and len(self._at_work) > 1
 
-    async def share(self) -> None:
+    async def tell_not_alone(self) -> None:
         """Tell the server that the message that was alone is not any more."""
-        assert self._share is not None
-        # Without an answer, one of several may be blamed alone if this process dies.
+        assert self._tell is not None
+        # Without a reply, one of several may be blamed alone if this process dies.
         with suppress(DelayqError, TimeoutError):
-            async with asyncio.timeout(_SHARED_WITHIN):
-                await self._share()
-        self._share = None
+            async with asyncio.timeout(_TOLD_WITHIN):
+                await self._tell()
+        self._tell = None
 
     def end_claim(
         self,
+        terms: ClaimTerms,
         suspect: T | None,
         timer: HashedWheelTimer,
-        proven_in: float,
+        cleared_in: float,
         *,
-        asks: bool,
-        stays_alone: bool,
+        keeps_others_out: bool,
     ) -> None:
         """End a claim, whatever its outcome.
 
-        The suspect that it brought, if it ``asks`` for one, counts as cleared after ``proven_in``
-        seconds, and if it ``stays_alone``, the client takes nothing else until then.
+        Args:
+            terms: What :meth:`begin_claim` has returned.
+            suspect: The suspect that it brought, if any.
+            timer: Runs the waits.
+            cleared_in: After how many seconds that suspect counts as cleared.
+            keeps_others_out: Whether the client takes nothing else until then.
         """
         self._claims -= 1
-        if not asks:
+        if not terms.may_bring_suspect:
             return
         self._asking = False
         if suspect is None:
             if self._waiting and self.suspect is None:
                 self._wake()
             return
-        if self._timeout is not None:
+        if self._cleared is not None:
             # The previous suspect has lost its lease.
-            self._timeout.cancel()
-        if self._alone is not None:
-            self._alone.cancel()
-            self._alone = None
+            self._cleared.cancel()
+        if self._others_wait is not None:
+            self._others_wait.cancel()
+            self._others_wait = None
         self.suspect = suspect
-        if self.alone_for:
-            alone_for = proven_in if stays_alone else min(self.alone_for, proven_in)
-            self._alone = timer.new_timeout(lambda _: self._let_others_in(), alone_for)
-        self._timeout = timer.new_timeout(lambda _: self.finish((suspect,)), proven_in)
+        if self.others_wait_for:
+            wait = cleared_in if keeps_others_out else min(self.others_wait_for, cleared_in)
+            self._others_wait = timer.new_timeout(lambda _: self._let_others_in(), wait)
+        self._cleared = timer.new_timeout(lambda _: self.remove((suspect,)), cleared_in)
 
-    def finish(self, items: Sequence[T]) -> None:
+    def remove(self, items: Sequence[T]) -> None:
         """Note that messages are not at work any more. If the suspect is among them, let the next
         one be handed out.
         """
@@ -139,12 +158,12 @@ class Suspects(Generic[T]):
         if self.suspect is None or self.suspect not in items:
             return
         self.suspect = None
-        if self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
+        if self._cleared is not None:
+            self._cleared.cancel()
+            self._cleared = None
         self._let_others_in()
 
-    def when_not_alone(self, push: Callable[[], None]) -> None:
+    def when_others_may_come(self, push: Callable[[], None]) -> None:
         """Call ``push`` once the client takes other messages beside the suspect at work."""
         self._waiting[push] = None
 
@@ -160,9 +179,9 @@ class Suspects(Generic[T]):
         self._waiting.pop(push, None)
 
     def _let_others_in(self) -> None:
-        if self._alone is not None:
-            self._alone.cancel()
-            self._alone = None
+        if self._others_wait is not None:
+            self._others_wait.cancel()
+            self._others_wait = None
         self._wake()
 
     def _wake(self) -> None:

@@ -28,6 +28,7 @@ from delayq._reliable.scripts import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from delayq._engine.suspects import ClaimTerms
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy
 
@@ -39,13 +40,12 @@ class ClaimStore(Store):
         self,
         call: str,
         number: int,
-        limit: int,
+        max_count: int,
         policy: Policy,
         signature: str,
         *,
-        may_be_suspect: bool,
-        suspect: Claim | None,
-        alone: bool,
+        terms: ClaimTerms,
+        own_suspect: Claim | None,
     ) -> ClaimReply:
         """Claim due messages, without repeating the call.
 
@@ -53,12 +53,11 @@ class ClaimStore(Store):
             call: The key of the client's claims, which tells :meth:`release_call` what the last one
                 has handed out.
             number: Tells it from the earlier ones with this key.
-            limit: The largest number of messages.
+            max_count: The largest number of messages.
             policy: The settings of those who want the messages.
             signature: Published with the notice to other clients; empty for no notice.
-            may_be_suspect: Whether the client may have a suspect.
-            suspect: The suspect of this queue that the client has at work, if any.
-            alone: Whether the client has nothing at work, and makes no other claim.
+            terms: What the claim may bring.
+            own_suspect: The suspect of this queue that the client has at work, if any.
 
         Raises:
             SettingsChanged: The settings have the layout of another release.
@@ -68,20 +67,20 @@ class ClaimStore(Store):
             (*self.keys.of_script(CLAIM), call),
             (
                 number,
-                limit,
+                max_count,
                 policy.lease_us,
                 policy.max_attempts,
                 signature,
-                int(may_be_suspect),
-                int(alone),
-                "" if suspect is None else suspect.id,
-                "" if suspect is None else suspect.token,
+                int(terms.may_bring_suspect),
+                int(terms.is_alone),
+                "" if own_suspect is None else own_suspect.id,
+                "" if own_suspect is None else own_suspect.token,
             ),
         )
         return ClaimReply._make(reply)
 
     async def release_call(self, call: str, number: int) -> None:
-        """Give back every message that a claim has handed out, whose answer was lost.
+        """Give back every message that a claim has handed out, whose reply was lost.
 
         If the claim arrives later, it hands out nothing.
         """

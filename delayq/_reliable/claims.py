@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from delayq._engine.dispatcher import ClaimSource, Dispatcher
     from delayq._engine.stagger import TransferNotice
     from delayq._redis.scripts import Request
+    from delayq._reliable.replies import ClaimReply
     from delayq._reliable.settings import Policy
     from delayq._reliable.settings_cache import SettingsCache
     from delayq._reliable.store import ReliableStore
@@ -45,13 +46,13 @@ _RETURN_WITHIN = 0.1
 @dataclass(slots=True)
 class _Calls:
     """The calls that claim, by which the server finds what the last one has handed out, to give it
-    back if its answer is lost.
+    back if its reply is lost.
 
     Attributes:
         key: The key of all of them.
         number: The number of the last one.
-        is_unsure: Whether its answer may be lost.
-        keeps_key: Whether an answer was ever lost: then the key stays, and keeps a call that is
+        is_unsure: Whether its reply may be lost.
+        keeps_key: Whether a reply was ever lost: then the key stays, and keeps a call that is
             late from having any effect.
     """
 
@@ -108,7 +109,7 @@ class Claims:
             self.wakeups.wake,
             request_probe=probe,
             return_call=self._releasing,
-            on_returned=services.suspects.finish,
+            on_returned=services.suspects.remove,
             services=services,
         )
         self._calls = _Calls(store.keys.call(f"{secrets.token_hex(6)}-c"))
@@ -146,7 +147,7 @@ class Claims:
     def on_cancelled(self, lease: tuple[bytes, bytes]) -> None:
         """Act on the cancellation of a message, by its id and the token of its lease."""
         if self._suspect is not None and self._suspect.lease_id == lease:
-            self._services.suspects.finish((self._suspect,))
+            self._services.suspects.remove((self._suspect,))
 
     async def run_once(self) -> int | CallOutcome:
         """Make one call, if any caller wants messages.
@@ -165,8 +166,8 @@ class Claims:
             take, policy = self.source.begin(BATCH)
             if not take:
                 return CallOutcome.NO_CALLERS
-            if self._services.suspects.works_alone:
-                self._services.suspects.when_not_alone(self.wakeups.wake)
+            if self._services.suspects.keeps_others_out:
+                self._services.suspects.when_others_may_come(self.wakeups.wake)
                 self.source.end([], has_more=False)
                 return -1
             while True:
@@ -229,61 +230,15 @@ class Claims:
         await self.source.return_queue.aclose(max(0.0, deadline - self._services.clock.local()))
 
     async def _call(self, take: int, policy: Policy) -> tuple[list[Claim], int, int]:
-        """Claim up to ``take`` messages for callers of that policy.
+        """Claim up to ``take`` messages for callers of that policy, and act on the reply.
 
         Also returns the time until the next message is due, as :class:`ClaimReply` has it, and the
         server's time.
         """
-        clock, suspects = self._services.clock, self._services.suspects
-        asked_at = clock.local()
-        suspect_at_work = suspects.suspect
-        asks, alone = suspects.begin_claim(
-            lambda claim: clock.seconds_from_now(claim.ends_us) < 0, self._suspect
-        )
-        suspect: Claim | None = None
-        stays_alone, proven_in = False, policy.lease_us / 1_000_000
-        try:
-            # Assume that the answer is lost until it has been read.
-            self._calls.number += 1
-            self._calls.is_unsure = True
-            reply = await self._store.claim(
-                self._calls.key,
-                self._calls.number,
-                take,
-                policy,
-                self.wakeups.signature(),
-                may_be_suspect=asks,
-                suspect=suspect_at_work if asks else None,
-                alone=alone,
-            )
-            now = reply.now_us
-            clock.observe(now, asked_at, self.wakeups.timer_at)
-            fresh = fresh_until(clock, reply.ends_us, policy.lease_us)
-            claims = reply.claims(
-                fresh,
-                policy,
-                self._index,
-                lambda moment_us: clock.local() + clock.seconds_until(moment_us),
-            )
-            first = claims[0] if claims else None
-            share = partial(self._share, first) if first and first.began_alone else None
-            if suspects.add(claims, share):
-                # Until this returns, messages that join one that was alone do not begin.
-                await suspects.share()
-            if first is not None and first.is_suspect:
-                suspect = self._suspect = first
-            stays_alone = reply.suspect > 1
-            self._calls.is_unsure = False
-        except DelayqError as error:
-            self._calls.is_unsure = isinstance(error, OutcomeUnknown)
-            raise
-        finally:
-            suspects.end_claim(
-                suspect, self._services.timer, proven_in, asks=asks, stays_alone=stays_alone
-            )
+        reply, claims = await self._claim(take, policy)
         # A user who may not publish cannot tell whether there are others.
         are_others = reply.listeners > 1 or reply.listeners < 0
-        self.source.note_limits(is_limited=reply.is_held == 1, are_others=are_others)
+        self.source.note_limits(is_limited=reply.is_limited == 1, are_others=are_others)
         self.expired += reply.expired
         self.died += reply.died
         if reply.died:
@@ -299,21 +254,76 @@ class Claims:
             self.wakeups.transferred(reply.listeners)
         if reply.wait_us:
             # No message that was due by then is left.
-            self.wakeups.handed_out(now)
+            self.wakeups.handed_out(reply.now_us)
         else:
             self.wakeups.more_is_due(partial(self._store.summon, take))
-        if reply.is_held and len(claims) == take:
+        if reply.is_limited and len(claims) == take:
             # No free slot is announced to us: the next caller asks.
             self.wakeups.plan.forget()
         if reply.more_suspects:
-            suspects.when_free(self.wakeups.wake)
-        return claims, reply.wait_us, now
+            self._services.suspects.when_free(self.wakeups.wake)
+        return claims, reply.wait_us, reply.now_us
 
-    async def _share(self, claim: Claim) -> None:
+    async def _claim(self, take: int, policy: Policy) -> tuple[ClaimReply, list[Claim]]:
+        """Claim up to ``take`` messages, and note those that are at work now, and the suspect among
+        them.
+        """
+        clock, suspects = self._services.clock, self._services.suspects
+        asked_at = clock.local()
+        suspect_at_work = suspects.suspect
+        terms = suspects.begin_claim(
+            lambda claim: clock.seconds_from_now(claim.ends_us) < 0, self._suspect
+        )
+        suspect: Claim | None = None
+        keeps_others_out = False
+        try:
+            # Assume that the reply is lost until it has been read.
+            self._calls.number += 1
+            self._calls.is_unsure = True
+            reply = await self._store.claim(
+                self._calls.key,
+                self._calls.number,
+                take,
+                policy,
+                self.wakeups.signature(),
+                terms=terms,
+                own_suspect=suspect_at_work if terms.may_bring_suspect else None,
+            )
+            clock.observe(reply.now_us, asked_at, self.wakeups.timer_at)
+            fresh = fresh_until(clock, reply.ends_us, policy.lease_us)
+            claims = reply.claims(
+                fresh,
+                policy,
+                self._index,
+                lambda moment_us: clock.local() + clock.seconds_until(moment_us),
+            )
+            first = claims[0] if claims else None
+            tell = partial(self._tell_not_alone, first) if first and first.began_alone else None
+            if suspects.add(claims, tell):
+                # Until this returns, messages that join one that was alone do not begin.
+                await suspects.tell_not_alone()
+            if first is not None and first.is_suspect:
+                suspect = self._suspect = first
+            keeps_others_out = reply.suspicion > 1
+            self._calls.is_unsure = False
+        except DelayqError as error:
+            self._calls.is_unsure = isinstance(error, OutcomeUnknown)
+            raise
+        finally:
+            suspects.end_claim(
+                terms,
+                suspect,
+                self._services.timer,
+                policy.lease_us / 1_000_000,
+                keeps_others_out=keeps_others_out,
+            )
+        return reply, claims
+
+    async def _tell_not_alone(self, claim: Claim) -> None:
         """Tell the server that a message is not alone in this client any more."""
         assert claim.policy is not None
         left_us = int(self._services.clock.seconds_until(claim.ends_us) * 1_000_000)
-        # A lease that its holder has made longer stays so.
+        # A lease that was made longer stays so.
         lease_us = max(left_us, claim.policy.lease_us)
         now_us, (is_ours,) = await self._store.extend([claim], lease_us, alone=False)
         if is_ours:
@@ -323,7 +333,7 @@ class Claims:
         return ReturnCall(self._store.release_request(claims))
 
     async def _recover(self) -> None:
-        """Give back what the last call claimed, whose answer was lost.
+        """Give back what the last call claimed, whose reply was lost.
 
         Otherwise it would wait for its lease to end.
         """
@@ -421,7 +431,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
                     own_us = lease_us if claim.policy is None else claim.policy.lease_us
                     claim.fresh_until = fresh_until(self._clock, claim.ends_us, own_us)
                 else:
-                    self._suspects.finish((claim,))
+                    self._suspects.remove((claim,))
             are_ours += page_outcomes
         return are_ours
 
@@ -472,7 +482,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
 
     def _ack_request(self, claims: Sequence[Claim], slot: int) -> Request:
         del slot
-        self._suspects.finish(claims)
+        self._suspects.remove(claims)
         if self.has_followers and any(hasattr(claim, "followers") for claim in claims):
             return self._store.ack_then_request(claims)
         if self._settings.stored.keep_us:
@@ -490,7 +500,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         message_id: str | None = None,
     ) -> None:
         # It may have failed before it left.
-        self._suspects.finish((claim,))
+        self._suspects.remove((claim,))
         if outcome is False:
             # It may have been cancelled just when its handler had ended.
             self.free_slots(claim)
@@ -501,5 +511,5 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         try:
             (outcome,) = await self._run(request, [claim])
         finally:
-            self._suspects.finish((claim,))
+            self._suspects.remove((claim,))
         check_outcome(outcome)

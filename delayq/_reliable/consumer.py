@@ -419,7 +419,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
         """Whether other clients wait for slots of a limit."""
         return self.queue.dispatcher.is_contested
 
-    async def is_held(self) -> bool:
+    async def is_limited(self) -> bool:
         """Return whether messages are due that a limit holds back, after a claim that got none."""
         if (partitions := len(self.queue.partitions)) > 1:
             # Probing a partition does not tell what limits hold back there, as a claim does.

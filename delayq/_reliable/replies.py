@@ -143,11 +143,11 @@ class ClaimReply(NamedTuple):
         details: Of each that has another priority than 0, an expiry, or was handed out before: its
             number from 1, priority, attempt, number of uncounted attempts, due time, which is empty
             if the body tells it, and expiry, which is empty if there is none; one behind the other.
-        suspect: 1 if the message is a suspect, which is handed out alone; 2 if nothing may join it
-            for a whole lease.
-        more_suspects: Whether suspects wait that were not handed out.
+        suspicion: 1 if the message is a suspect, and so the only one; 2 if it is to stay the only
+            one in this client for a whole lease; 0 if none is a suspect.
+        more_suspects: 1 if suspects wait that were not handed out, or else 0.
         dropped: The ids of occurrences of recurring messages that were dropped or died.
-        is_held: Whether limits hold back messages that are due.
+        is_limited: 1 if limits keep messages back that are due, or else 0.
         period_us: The longest period of the rates that have counted the starts of those that were
             handed out, in microseconds; 0 if none has.
     """
@@ -161,10 +161,10 @@ class ClaimReply(NamedTuple):
     ids: Sequence[bytes]
     bodies: Sequence[bytes]
     details: Sequence[Any]
-    suspect: int
+    suspicion: Literal[0, 1, 2]
     more_suspects: int
     dropped: list[bytes]
-    is_held: int
+    is_limited: int
     period_us: int
 
     @property
@@ -178,7 +178,7 @@ class ClaimReply(NamedTuple):
         """Return the messages that were handed out. ``local`` returns the local time of a moment of
         the server's clock.
         """
-        token, ends_us, is_suspect = self.token, self.ends_us, self.suspect > 0
+        token, ends_us, is_suspect = self.token, self.ends_us, self.suspicion > 0
         claims = [
             Claim(message, token, body, ends_us, fresh_until, policy, partition, is_suspect)
             for message, body in zip(self.ids, self.bodies, strict=True)

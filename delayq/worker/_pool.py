@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 # In a burst, how long a claim waits for messages that a limit holds back, in seconds.
-_HELD_CLAIM_WAIT = 1.0
+_LIMITED_CLAIM_WAIT = 1.0
 # Number of times in a row that the server must refuse a claim to end a burst.
 _REFUSED_FOR_GOOD = 5
 # How long a task handles messages without waiting before it lets others run, in seconds.
@@ -256,7 +256,7 @@ class Pool:
         wait: float | None = 0.0 if is_reserved or self._burst else None
         if feed in plan.limited:
             # Messages are due, and come when a limit lets them.
-            wait = _HELD_CLAIM_WAIT
+            wait = _LIMITED_CLAIM_WAIT
         if not plan.free(feed):
             # The claim is for later: it must not take what other workers could begin now.
             self._watch(feed)
@@ -276,7 +276,7 @@ class Pool:
         if self._burst:
             # After a claim that waits, the server is asked.
             plan.limited.discard(feed)
-            if not (claimed or wait) and await feed.port.is_held():
+            if not (claimed or wait) and await feed.port.is_limited():
                 plan.limited.add(feed)
             elif not claimed:
                 feed.empty_at = -1 if wait else end_count

@@ -83,7 +83,7 @@ PLANTS: dict[str, tuple[str, str, Plant]] = {
     ),
     "a client takes others beside a suspect": (
         *("poison", "company"),
-        lambda monkeypatch: monkeypatch.setattr(Suspects, "works_alone", False),
+        lambda monkeypatch: monkeypatch.setattr(Suspects, "keeps_others_out", False),
     ),
 }
 
@@ -131,7 +131,7 @@ BACK = ("return count", TWICE)
 plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain", "duplicate", BACK)
 STORES = ("redis.call('HSET', checkpoints, id, with_progress(report, checkpoint))", "")
 plant_in(reliable_scripts.SAVE, "a save stores nothing", "reliable", "checkpoint", STORES)
-MORE = (("math.min(limit, capacity))", "math.min(limit, capacity + 3))"),)
+MORE = (("math.min(allowed, capacity))", "math.min(allowed, capacity + 3))"),)
 plant_in(reliable_scripts.CLAIM, "a claim exceeds the limit", "reliable", "too many", *MORE)
 FREED = ("      keep_slots(id, token, ends)\n", "")
 plant_in(reliable_scripts.CANCEL, "a cancelled message keeps no slot", "limits", "too many", FREED)

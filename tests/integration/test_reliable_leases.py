@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 import delayq
+from delayq._engine.suspects import ClaimTerms
 from delayq._reliable.claims import ClaimAcknowledger
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.scripts import ACK, CLAIM, EXTEND
@@ -131,8 +132,10 @@ async def test_a_claim_that_is_given_up_spares_a_lease_that_ends_at_the_same_mom
     (held,) = await jobs.claim()
     partition = jobs._open.partitions[0]
     call = partition.keys.call("a-client")
-    options: Any = {"may_be_suspect": True, "suspect": None, "alone": False}
-    reply = await partition.store.claim(call, 1, 2, jobs._consumer.policy, "", **options)
+    terms = ClaimTerms(may_bring_suspect=True, is_alone=False)
+    reply = await partition.store.claim(
+        call, 1, 2, jobs._consumer.policy, "", terms=terms, own_suspect=None
+    )
     await raw.zadd(partition.keys.leased, {held.id: reply.ends_us})
     await raw.hset(partition.keys.named("tokens"), held.id, held._claim.token)
     await partition.store.release_call(call, 1)

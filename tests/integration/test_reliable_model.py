@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import delayq
+from delayq._engine.suspects import ClaimTerms
 from delayq._redis.client import RedisClient
 from delayq.admin.reliable import ReliableInspector
 from tests.support.machines import QueueMachine, opened, run_machine
@@ -606,12 +607,12 @@ class ReliableMachine(QueueMachine):
 
     async def claim_directly(self, count: int) -> ClaimReply:
         partition = self.queue._open.partitions[0]
-        claims, held = partition.claims, self.suspects.suspect
+        claims, suspect = partition.claims, self.suspects.suspect
+        is_ours = suspect is claims._suspect
         return await partition.store.claim(
             *(claims._calls.key, claims._calls.number, count, self.queue._consumer.policy, ""),
-            may_be_suspect=held is None or held is claims._suspect,
-            suspect=held if held is claims._suspect else None,
-            alone=False,
+            terms=ClaimTerms(suspect is None or is_ours, is_alone=False),
+            own_suspect=suspect if is_ours else None,
         )
 
     # With suspects, the grouping of messages depends on the speed of the machine.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 async def suspects(client: Client) -> Suspects[Any]:
     """Let other messages come beside a suspect at once: time does not pass for clients here."""
     suspects: Suspects[Any] = client.reliable_queue("any")._open.services.suspects
-    suspects.alone_for = 0
+    suspects.others_wait_for = 0
     return suspects
 
 
@@ -115,7 +115,7 @@ async def test_a_client_takes_nothing_beside_a_suspect_until_it_has_survived_for
     client: Client, store: Store, suspects: Suspects[Any]
 ) -> None:
     jobs = client.reliable_queue("jobs", lease=LEASE)
-    suspects.alone_for = 0.5
+    suspects.others_wait_for = 0.5
     await crashed_twice(jobs, store, 1)
     await jobs.offer(2, id="neighbour")
     assert (await claim_one(jobs, 2)).id == "0"

@@ -40,7 +40,7 @@ class QueueMachine(RuleBasedStateMachine):
     async def forget_the_last_example(self) -> None:
         await self.raw.flushall()
         if (suspect := self.suspects.suspect) is not None:
-            self.suspects.finish((suspect,))
+            self.suspects.remove((suspect,))
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def opened(
     Machine.stores = {name: Store(raw, name) for name in queues}
     Machine.suspects = next(iter(Machine.queues.values()))._open.services.suspects
     # Otherwise, what a claim brings would depend on the speed of the machine.
-    Machine.suspects.alone_for = 0
+    Machine.suspects.others_wait_for = 0
     # So no message is ever alone here.
     Machine.suspects.add([Mock(ends_us=1 << 62)], None)
     yield Machine

@@ -13,38 +13,49 @@
 --   batches        see include/batches.lua
 --   call           STRING   number of this client's last claim, and the token of its leases
 -- Arguments:
---   number        int     of this claim, higher than that of the client's last one
---   limit         int     hand out at most this many
---   lease_us      int     how long the worker has them
---   max_attempts  int     a message that has used this many dies instead, unless its body has a
---                         limit of its own; 0: no limit
---   signature     text    of the caller. If all due messages were handed out, it is published
---                         behind the due time of the next one, and now; empty: it is not
---   suspects      0 or 1  whether the client may have a suspect: not if it has one at work, or asks
---                         for one elsewhere
---   alone         0 or 1  whether the client has nothing at work, and makes no other claim
---   held_id       text    the suspect of this queue that the client has at work: if its lease is
---                         over, it may have another; or empty
---   held_token    text    of that lease
+--   number             int     of this claim, higher than that of the client's last one
+--   max_count          int     hand out at most this many
+--   lease_us           int     how long the worker has them
+--   max_attempts       int     a message that has used this many dies instead, unless its body has
+--                              a limit of its own; 0: no limit
+--   signature          text    of the caller. If all due messages were handed out, it is published
+--                              behind the due time of the next one, and now; empty: it is not
+--   may_bring_suspect  0 or 1  whether the client may get a suspect: not if it has one at work, or
+--                              asks for one elsewhere
+--   alone              0 or 1  whether the client has nothing at work, and makes no other claim
+--   own_suspect_id     text    the suspect of this queue that the client has at work: if its lease
+--                              is over, it may get another; or empty
+--   own_suspect_token  text    of that lease
 -- Roles: consumer
 -- Repeatable: no
 -- Undone by: release_call
 --
--- Returns {now_us, wait_us, expired, died, listeners, token, {id, ...}, {body, ...}, {position,
--- priority, attempt, uncounted, due, expiry, ...}, suspect, more, {id, ...}, held, period}. wait_us:
--- the time until the next message is due, or the next lease or kept slot ends, suspects apart; 0 if
--- one already is or has, or groups still wait for turns by limits that have changed; -1 if there is
--- none, the queue is paused, or the claim was given up. listeners: the number of clients that got
--- the notice, or would have got it if anybody waited for a slot; 0 if there was none, -1 if the
--- user may not know it. token: of all these leases, which is their end. position: of a message that
--- has another priority than 0, or an expiry, or was handed out before; due: empty if the body tells
--- it; expiry: empty if it has none. suspect: 1 if the message handed out is one, and thus alone; 2
--- if it is to stay alone for a whole lease. more: 1 if suspects wait that were not handed out. The
--- last ids are of recurring messages that were dropped or died. held: 1 if limits hold back
--- messages that are due, as far as the first groups tell: a free slot is announced if a claim has
--- got less than its limit since the last announcement. period: the longest one of the rates that
--- have counted what was handed out, microseconds; 0 if none has. An error, DELAYQ_SETTINGS, if the
--- settings have the layout of another release.
+-- Returns these values, in this order:
+--   now_us         the server's time
+--   wait_us        the time until the next message is due, or the next lease or kept slot ends,
+--                  suspects apart; 0 if one already is or has, or groups still wait for turns by
+--                  limits that have changed; -1 if there is none, the queue is paused, or the claim
+--                  was given up
+--   expired        how many messages were past their time to live
+--   died           how many had used all their attempts
+--   listeners      how many clients got the notice, or would have got it if anybody waited for a
+--                  slot; 0 if there was none, -1 if the user may not know it
+--   token          of all these leases, which is their end; empty if there are none
+--   ids            of the messages handed out
+--   bodies         of these messages
+--   details        position, priority, attempt, uncounted, due and expiry of each message that has
+--                  another priority than 0, or an expiry, or was handed out before. due: empty if
+--                  the body tells it; expiry: empty if it has none
+--   suspicion      1 if the message handed out is a suspect, and thus the only one; 2 if it is to
+--                  stay the only one for a whole lease; or else 0
+--   more_suspects  1 if suspects wait that were not handed out
+--   dropped        ids of recurring messages that were dropped or died
+--   is_limited     1 if limits keep messages back that are due, as far as the first groups tell.
+--                  Then a free slot is announced, but only if some claim since the last
+--                  announcement has got fewer messages than it asked for
+--   period_us      the longest period of the rates that have counted what was handed out; 0 if none
+--                  has
+-- An error, DELAYQ_SETTINGS, if the settings have the layout of another release.
 -- include: clock
 -- include: notice
 -- include: leases
@@ -61,13 +72,14 @@ local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}, 0, 
 if last_number >= tonumber(number) then return nothing() end
 -- While the queue is moved, what lies here is not whole, even if somebody ends the pause.
 if partitions and string.find(partitions, '?', 1, true) then return nothing() end
-limit, max_attempts = tonumber(limit), tonumber(max_attempts)
-local wanted_by_client = limit
--- The bodies of one answer have to cross a network before the first message can be handled, so
+max_count, max_attempts = tonumber(max_count), tonumber(max_attempts)
+-- The limit of the queue may allow less.
+local allowed = max_count
+-- The bodies of one reply have to cross a network before the first message can be handled, so
 -- those after the first are bounded.
 local remaining_bytes = 262144
 -- Messages that are gone make room for more, but not without end.
-local remaining_reads = limit + 400
+local remaining_reads = max_count + 400
 
 -- Most queues have only messages that were never tried, of one priority and without an expiry: then
 -- there is nothing to look up.
@@ -165,13 +177,13 @@ local function size_of(some_bodies)
   return size - #some_bodies[1]
 end
 
--- Hand out the due messages of one priority, in order.
+-- Hand out the due messages of one priority, in order, up to this number of messages in all.
 local none = {}
-local function take_from(priority)
+local function take_from(priority, most_in_all)
   local set, offset, wanted_before, is_last = waiting[priority], passed[priority] or 0, nil, false
-  while count < limit and remaining_reads > 0 and not is_full and not is_last do
+  while count < most_in_all and remaining_reads > 0 and not is_full and not is_last do
     -- If some were gone, more may be: then read more than are wanted.
-    local wanted = limit - count
+    local wanted = most_in_all - count
     local most = math.min(wanted_before == wanted and 200 or wanted, remaining_reads)
     local due_ids = redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
     wanted_before, is_last = wanted, #due_ids < most
@@ -192,7 +204,7 @@ local function take_from(priority)
     local due_records = some_tried and redis.call('HMGET', attempts, unpack(due_ids)) or none
     local due_expiries = some_expire and redis.call('HMGET', expiries, unpack(due_ids)) or none
     for i, id in ipairs(due_ids) do
-      if count == limit then break end
+      if count == most_in_all then break end
       local body, record = due_bodies[i], due_records[i] and parse_record(due_records[i]) or new
       local is_plain = body and record == new and not due_expiries[i]
       if is_plain or not is_gone(id, priority, record, body, due_expiries[i]) then
@@ -270,9 +282,9 @@ end
 if some_lost then requeue_lost() end
 if by_turns then has_due_suspects = by_turns.begin() end
 
-local may_have_suspect = suspects == '1' and (some_suspects or has_due_suspects) and limit > 0
-if may_have_suspect and held_id ~= '' then may_have_suspect = (lease_end(held_id, held_token) or 0) <= now end
-local suspect = may_have_suspect and (some_suspects and find_suspect() or has_due_suspects and by_turns.find_suspect()) or nil
+local may_bring = may_bring_suspect == '1' and (some_suspects or has_due_suspects) and allowed > 0
+if may_bring and own_suspect_id ~= '' then may_bring = (lease_end(own_suspect_id, own_suspect_token) or 0) <= now end
+local suspect = may_bring and (some_suspects and find_suspect() or has_due_suspects and by_turns.find_suspect()) or nil
 local has_suspect = false
 if some_grouped and suspect then
   has_suspect = true
@@ -290,7 +302,7 @@ for priority = some_grouped and -1 or highest, 0, -1 do
     hand_out(suspect.id, suspect.priority, suspect.record, suspect.body, suspect.expiry)
     break
   end
-  take_from(priority)
+  take_from(priority, allowed)
 end
 
 -- Return whether what is handed out is alone in the client, if that makes a difference.
@@ -321,9 +333,9 @@ if #lost_members > 0 then end_lost_members = (function()
 end)() end
 if #deaths > 0 then check_letters() end
 if by_turns then by_turns.check() end
--- A full server accepts all writes after one that takes no memory. These also tell whether the writes
--- are permitted that take messages out of sets. Those come last: so none is lost if a right has
--- been taken away meanwhile.
+-- First, writes that change nothing and take no memory: after them, a full server refuses nothing
+-- more, and a user who may not take messages out of sets is refused here. Messages are taken out
+-- last: so none is lost if a right has been taken away meanwhile.
 if some_grouped then redis.call('ZREM', group_waiting, '\255') end
 if count > 0 or #gone > 0 then redis.call('ZREMRANGEBYRANK', waiting[0], 1, 0) end
 if #gone > 0 then
@@ -361,7 +373,7 @@ if count > 0 then
     expire_after(ids_and_ends)
   end
   if by_turns then by_turns.note_claimed(token) end
-  -- If this is refused, the messages stay with a caller that gets no answer until their leases end.
+  -- If this is refused, the messages stay with a caller that gets no reply until their leases end.
   local start = by_turns and by_turns.longest_period() > 0 and string.format(' %.0f', now) or ''
   redis.pcall('SET', call, number .. ' ' .. token .. start, 'PX', math.ceil(lease_us / 1000))
 end
@@ -381,12 +393,12 @@ if not all_grouped then
     if readable then wait = shorter_wait(wait, wait_there) end
   end
 end
-local is_held, period, nobody_waits, is_first = false, 0, false, false
+local is_limited, period, nobody_waits, is_first = false, 0, false, false
 if by_turns then
-  is_held, period = wait ~= 0 and by_turns.holds_groups(), by_turns.longest_period()
-  local is_queue_held
-  wait, has_suspects, is_queue_held, nobody_waits, is_first = by_turns.wait_for_slot(wait, has_suspects, count < wanted_by_client)
-  is_held = is_held or is_queue_held
+  is_limited, period = wait ~= 0 and by_turns.are_groups_limited(), by_turns.longest_period()
+  local is_queue_limited
+  wait, has_suspects, is_queue_limited, nobody_waits, is_first = by_turns.wait_for_slot(wait, has_suspects, count < max_count)
+  is_limited = is_limited or is_queue_limited
 end
 -- The next claim goes on with them.
 if turns_updated_to or some_lost then wait = 0 end
@@ -405,5 +417,5 @@ elseif count > 0 or is_first then
 end
 return {
   now, wait, expired_count, died_count, listeners, token, ids, claimed_bodies, details, has_suspect and (suspect.record.lost > 2 and 2 or 1) or 0,
-  has_suspects and 1 or 0, occurrences, is_held and 1 or 0, period,
+  has_suspects and 1 or 0, occurrences, is_limited and 1 or 0, period,
 }

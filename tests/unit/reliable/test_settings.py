@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import delayq
+from delayq._reliable.replies import ClaimReply
 from delayq._reliable.settings import (
     DEFAULTS,
     HASH_FIELDS,
@@ -139,3 +140,9 @@ def test_the_scripts_know_the_same_layout_and_fields() -> None:
     fields = re.search(r"local FIELDS = \{(.*?)\}", change, re.DOTALL)
     assert fields is not None
     assert tuple(re.findall(r"'(\w+)'", fields[1])) == HASH_FIELDS
+
+
+def test_the_script_that_claims_names_the_values_of_its_reply() -> None:
+    script = (files("delayq") / "lua" / "reliable" / "claim.lua").read_text("utf-8")
+    reply = script.partition("-- Returns these values")[2].partition("\n-- An error")[0]
+    assert tuple(re.findall(r"^--   (\w+)", reply, re.MULTILINE)) == ClaimReply._fields

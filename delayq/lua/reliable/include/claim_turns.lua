@@ -1,4 +1,4 @@
--- turns: how a claim takes messages of groups, which take turns, and keeps to limits. Needs groups
+-- claim_turns: how a claim takes messages of groups, which take turns, and keeps to limits. Needs groups
 -- and what claim.lua knows. This is the body of a function of claim.lua, and returns the functions
 -- that claim.lua calls.
 
@@ -10,7 +10,7 @@
   local read_ids, read_bodies = {}, {}
   local limit_of_queue, usage_of_queue = parse_limit(queue_limit), nil
   local has_suspect_turns, has_taken_turns, last_ungrouped = false, false, nil
-  local now_text, usual_level, held_level = format_moment19(now), string.byte('9'), string.byte('!')
+  local now_text, usual_level, blocking_level = format_moment19(now), string.byte('9'), string.byte('!')
 
   -- Return the functions for rare work, which most claims do not even create.
   local function rare_work()
@@ -44,7 +44,7 @@
       local its_limit = limits[group]
       cursors_by_group[group], cursor.capacity = cursor, math.huge
       if its_limit then
-        cursor.limit, cursor.capacity, cursor.usage = its_limit, capacity_of(its_limit, group, now, limit, running_of)
+        cursor.limit, cursor.capacity, cursor.usage = its_limit, capacity_of(its_limit, group, now, allowed, running_of)
       end
       if are_paused[group] then cursor.capacity = 0 end
     end
@@ -149,7 +149,7 @@
       record = record and parse_record(record) or new
       if at > cursor.due_to then
         local level = string.byte(member, #cursor.base + 1)
-        priority = level == held_level and priority_of(id) or usual_level - level
+        priority = level == blocking_level and priority_of(id) or usual_level - level
       end
       local expiry = some_expire and redis.call('HGET', expiries, id)
       local is_plain = body and record == new and not some_expire
@@ -185,10 +185,8 @@
 
   -- Take messages that belong to no group, up to this number of messages in all.
   local function take_ungrouped(most)
-    local before, whole = count, limit
-    limit = most
-    for priority = highest, 0, -1 do take_from(priority) end
-    limit = whole
+    local before = count
+    for priority = highest, 0, -1 do take_from(priority, most) end
     return count > before
   end
 
@@ -196,7 +194,7 @@
   local function take_turns()
     has_taken_turns = true
     -- One of them may be the queue itself.
-    local most = limit + (queue_limit and 1 or 0)
+    local most = allowed + (queue_limit and 1 or 0)
     local groups, sources, first_ungrouped = redis.call('ZRANGEBYSCORE', group_turns, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most), {}, nil
     all_grouped = true
     for priority = highest, 0, -1 do
@@ -214,31 +212,31 @@
       if groups[i] ~= '' then sources[#sources + 1] = new_cursor(groups[i]) end
     end
     if first_ungrouped then sources[#sources + 1] = false end
-    while #sources > 0 and count < limit and remaining_reads > 0 and not is_full do
+    while #sources > 0 and count < allowed and remaining_reads > 0 and not is_full do
       local next_sources, unopened, read_cursors = {}, {}, {}
-      local share = math.ceil((limit - count) / #sources)
-      for i = 1, math.min(#sources, limit - count) do
+      local share = math.ceil((allowed - count) / #sources)
+      for i = 1, math.min(#sources, allowed - count) do
         local cursor = sources[i]
         if cursor then read_cursors[#read_cursors + 1] = cursor end
         if cursor and not cursor.capacity then unopened[#unopened + 1] = cursor end
       end
       if #unopened > 0 then open_to_take(unopened) end
       read_ahead(read_cursors, share)
-      -- A group that is alone takes all its turns at once.
-      local is_alone = #sources == 1
+      -- The only source takes all its turns at once.
+      local is_only_source = #sources == 1
       for _, cursor in ipairs(sources) do
         local is_taken = false
-        if cursor and not cursor.capacity and count < limit and not is_full then open_to_take({cursor}) end
+        if cursor and not cursor.capacity and count < allowed and not is_full then open_to_take({cursor}) end
         repeat
-          if count == limit or is_full then
+          if count == allowed or is_full then
             is_taken = false
           elseif cursor then
             is_taken = take_in(cursor, share)
           else
-            is_taken = take_ungrouped(is_alone and limit or count + 1)
+            is_taken = take_ungrouped(is_only_source and allowed or count + 1)
             if is_taken then last_ungrouped = count end
           end
-        until not is_taken or not is_alone
+        until not is_taken or not is_only_source
         if is_taken then next_sources[#next_sources + 1] = cursor end
       end
       sources = next_sources
@@ -262,7 +260,7 @@
     end
     -- They have waited longer than those that this claim serves, which go behind them. A moment that
     -- this announces may have passed, but a change of settings makes each client look anyway.
-    rare_work().update_turns(groups, now - limit)
+    rare_work().update_turns(groups, now - allowed)
     if turns_updated_to then redis.call('HSET', settings, 'turns_updated_to', turns_updated_to) else redis.call('HDEL', settings, 'turns_updated_to') end
   end
 
@@ -282,7 +280,7 @@
       add_group(groups, group)
     end
     -- They have waited longer than those that this claim serves, which go behind them.
-    work.update_turns(groups, now - limit, true)
+    work.update_turns(groups, now - allowed, true)
   end
 
   -- Return how many messages run, with those that were cancelled and keep their slots.
@@ -428,9 +426,9 @@
     return wait, has_suspects
   end
 
-  -- Return whether the limit of one of these groups holds back a message that is due. An ordered
+  -- Return whether the limit of one of these groups keeps a message back that is due. An ordered
   -- group has no turn while one of its messages runs.
-  local function holds_one(groups)
+  local function is_one_limited(groups)
     local first_due = rare_work().first_due
     local limits, are_paused = limits_of(groups)
     for _, group in ipairs(groups) do
@@ -444,10 +442,10 @@
     return false
   end
 
-  -- Return whether the limits of groups hold back messages that are due, as far as the groups of the
+  -- Return whether the limits of groups keep messages back that are due, as far as the groups of the
   -- first ones tell. Paused groups may have many: then those tell that come due last, and those
   -- that have a turn soonest, which are not paused.
-  local function holds_groups()
+  local function are_groups_limited()
     if not some_grouped then return false end
     local function groups_of(due_ids)
       local groups = {}
@@ -458,10 +456,10 @@
     end
     local due = redis.call('ZCOUNT', group_waiting, '-inf', now)
     if due == 0 then return false end
-    if holds_one(groups_of(redis.call('ZRANGE', group_waiting, 0, math.min(due, 20) - 1))) then return true end
+    if is_one_limited(groups_of(redis.call('ZRANGE', group_waiting, 0, math.min(due, 20) - 1))) then return true end
     if due <= 20 then return false end
-    if holds_one(groups_of(redis.call('ZRANGE', group_waiting, math.max(20, due - 20), due - 1))) then return true end
-    return holds_one(redis.call('ZRANGEBYSCORE', group_turns, '(' .. format_score(now), '+inf', 'LIMIT', 0, 20))
+    if is_one_limited(groups_of(redis.call('ZRANGE', group_waiting, math.max(20, due - 20), due - 1))) then return true end
+    return is_one_limited(redis.call('ZRANGEBYSCORE', group_turns, '(' .. format_score(now), '+inf', 'LIMIT', 0, 20))
   end
 
   -- Return the longest period of the rates that have counted what was handed out; 0 if none has.
@@ -501,13 +499,13 @@
     has_suspect_turns = first_suspect_turn ~= nil
     if not limit_of_queue then return has_suspect_turns and first_suspect_turn <= now end
     local capacity
-    capacity, usage_of_queue = capacity_of(limit_of_queue, '', now, limit, running_in_queue)
-    limit = math.max(0, math.min(limit, capacity))
+    capacity, usage_of_queue = capacity_of(limit_of_queue, '', now, allowed, running_in_queue)
+    allowed = math.max(0, math.min(allowed, capacity))
     return has_suspect_turns and first_suspect_turn <= now
   end
 
   if turns_updated_to then update_next_turns() end
   return {
     requeue_lost = requeue_lost, begin = begin, hand_out_of = hand_out_of, find_suspect = find_suspect_of_group, take = take_turns, check = check_turns, take_out = take_out,
-    leave_gone = leave_gone, note_claimed = note_claimed, update_other_turns = update_other_turns, wait_for_slot = wait_for_slot, holds_groups = holds_groups, longest_period = longest_period,
+    leave_gone = leave_gone, note_claimed = note_claimed, update_other_turns = update_other_turns, wait_for_slot = wait_for_slot, are_groups_limited = are_groups_limited, longest_period = longest_period,
   }
