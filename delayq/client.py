@@ -498,7 +498,7 @@ class Client:
     async def aclose(self) -> None:
         """Close every queue and connection, within a second and two round trips.
 
-        This takes up to five seconds longer while messages that are being handed back are still
+        This takes up to five seconds longer while messages that are being given back are still
         leaving this machine, or while the server answers that it cannot serve at the moment.
 
         Waiting calls raise :class:`~delayq.errors.Closed`, loops over a queue simply end, and

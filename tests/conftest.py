@@ -259,7 +259,7 @@ def _patient() -> Iterator[None]:
 
     A pause of the machine then exceeds none of these limits, and whatever waits in vain is noticed.
     They keep their order: an opening reports its reasons before the call gives up, and what is
-    handed back before the close does. A silent connection is doubted as soon as ever.
+    given back before the close does. A silent connection is doubted as soon as ever.
     """
     # A patch of its own, so that a test can undo all of its patches and keep these.
     with pytest.MonkeyPatch.context() as patch:

@@ -51,7 +51,7 @@ class WaitingCaller(QueuedCaller[Item]):
 
 
 class Holder(Protocol[Item]):
-    """Holds items for a caller, until the queue is closed."""
+    """Keeps items for a caller, until the queue is closed."""
 
     @property
     def ahead(self) -> Collection[Numbered[Item]]:
@@ -59,7 +59,7 @@ class Holder(Protocol[Item]):
         ...
 
     def take_all(self) -> list[Numbered[Item]]:
-        """Remove and return all items that it holds or has requested."""
+        """Remove and return all items that it has, or has requested."""
         ...
 
 
@@ -97,7 +97,7 @@ class ClaimSource(Source, Generic[Item]):
 
     def begin(self, max_items: int) -> Reservation:
         """Begin to claim up to ``max_items``. Return how many to claim."""
-        self.return_queue.hold()
+        self.return_queue.suspend()
         return self._callers.begin_claim(self, self._now(), max_items)
 
     def end(self, items: Collection[Item], *, has_more: bool) -> None:
@@ -122,7 +122,7 @@ class ClaimSource(Source, Generic[Item]):
 
     def finish(self) -> None:
         """End the claim, whatever its outcome."""
-        self.return_queue.release()
+        self.return_queue.resume()
         if self.claim:
             self._callers.abort_claim(self)
             self.dispatcher.serve()
@@ -306,11 +306,11 @@ class Dispatcher(Generic[Item]):
         if self.callers.leave(caller) and self._on_last_left is not None:
             self._on_last_left()
 
-    def hold(self, holder: Holder[Item]) -> None:
-        """Have items that a holder has returned when the queue closes, until :meth:`unhold`."""
+    def add_holder(self, holder: Holder[Item]) -> None:
+        """Return what a holder has when the queue closes, until :meth:`remove_holder`."""
         self._holders[holder] = None
 
-    def unhold(self, holder: Holder[Item]) -> None:
+    def remove_holder(self, holder: Holder[Item]) -> None:
         """Return what a holder has to the server, all at once, so that it goes back in order."""
         del self._holders[holder]
         self.give_back(holder.take_all())

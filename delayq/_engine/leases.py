@@ -235,7 +235,7 @@ async def settle_quietly(call: Awaitable[object], queue: str, message: str | Non
         log(
             WARNING,
             queue,
-            "%s failed and %s handed back: %s: %s. %s is redelivered when its lease ends",
+            "%s failed and %s given back: %s: %s. %s is redelivered when its lease ends",
             name,
             "may not have been" if unsure else "could not be",
             type(error).__name__,

@@ -71,7 +71,7 @@ class Reader(Generic[Item]):
         moment after the one before, because handlers that block the event loop are not seen here.
         """
         now = dispatcher.loop.time
-        with self.holding(dispatcher) as ahead:
+        with self.attached_to(dispatcher) as ahead:
             while await self._fill(dispatcher, policy):
                 count, started = len(ahead), now()
                 if self._fetching is None and self._fetches_more(count, self._pace.batch):
@@ -99,22 +99,22 @@ class Reader(Generic[Item]):
             self._return_all_but(0)
 
     def abandon(self) -> None:
-        """Return what the reader holds whose loop was left, if the event loop still runs."""
+        """Give back what a reader has whose loop was left, if the event loop still runs."""
         dispatcher = self._dispatcher
         if dispatcher is not None and _get_running_loop() is dispatcher.loop:
             dispatcher.give_back(self.take_all())
 
     @contextmanager
-    def holding(self, dispatcher: Dispatcher[Item]) -> Iterator[Batch[Numbered[Item]]]:
-        """Return what is in hand at the end of the block, or when the queue closes."""
+    def attached_to(self, dispatcher: Dispatcher[Item]) -> Iterator[Batch[Numbered[Item]]]:
+        """Give back what is in hand at the end of the block, or when the queue closes."""
         self._dispatcher = dispatcher
-        dispatcher.hold(self)
+        dispatcher.add_holder(self)
         try:
             yield self.ahead
         finally:
             if self._watch is not None:
                 self._watch.cancel()
-            dispatcher.unhold(self)
+            dispatcher.remove_holder(self)
 
     def take_all(self) -> list[Numbered[Item]]:
         """Remove and return all items that are in hand or were fetched."""

@@ -71,8 +71,8 @@ class ReturnQueue(Generic[Item]):
         self._chunks: list[_Chunk[Item]] = []
         self._task: asyncio.Task[Any] | None = None
         # While a claim is in progress, whose items belong behind those that go back.
-        self._is_held = False
-        self._released: asyncio.Future[None] | None = None
+        self._is_suspended = False
+        self._resumed: asyncio.Future[None] | None = None
         # Set when the queue is closed.
         self._shutdown_calls: ShutdownCalls | None = None
 
@@ -81,16 +81,16 @@ class ReturnQueue(Generic[Item]):
         """Whether nothing is on its way back."""
         return not (self.unsent or self._chunks)
 
-    def hold(self) -> None:
-        """Send no call until :meth:`release`."""
-        self._is_held = True
+    def suspend(self) -> None:
+        """Send no call until :meth:`resume`."""
+        self._is_suspended = True
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """Let calls be sent again."""
-        self._is_held = False
-        if self._released is not None:
-            self._released.set_result(None)
-            self._released = None
+        self._is_suspended = False
+        if self._resumed is not None:
+            self._resumed.set_result(None)
+            self._resumed = None
 
     def withdraw(self) -> list[Numbered[Item]]:
         """Remove and return the items that are not in a call yet."""
@@ -142,8 +142,8 @@ class ReturnQueue(Generic[Item]):
     def _report_remaining(self) -> None:
         """Log how many messages are not known to be back."""
         for unsure, words in (
-            (False, "could not be handed back"),
-            (True, "may not have been handed back"),
+            (False, "could not be given back"),
+            (True, "may not have been given back"),
         ):
             chunks = [
                 chunk
@@ -175,11 +175,11 @@ class ReturnQueue(Generic[Item]):
         failures = 0
         try:
             while self.unsent or self._chunks:
-                if self._is_held:
+                if self._is_suspended:
                     # The items of the claim belong behind these, so these have to go back first.
-                    if self._released is None:
-                        self._released = asyncio.get_running_loop().create_future()
-                    await asyncio.wait({self._released})
+                    if self._resumed is None:
+                        self._resumed = asyncio.get_running_loop().create_future()
+                    await asyncio.wait({self._resumed})
                 self._chunks += self._pack()
                 if not (chunks := self._chunks[:_CALLS_AT_ONCE]):
                     # The items have been handed out in the meantime.
@@ -191,7 +191,7 @@ class ReturnQueue(Generic[Item]):
                 failures += 1
                 if failures == 1:
                     count, error = sum(len(chunk.items) for chunk in failed), failed[0].call.outcome
-                    log(WARNING, self._name, "handing %d messages back: %s", count, error)
+                    log(WARNING, self._name, "giving %d messages back: %s", count, error)
                 not_handed_out = self._hand_out(sorted(self.withdraw()))
                 self.unsent += not_handed_out
                 await asyncio.sleep(retry_delay(failures))

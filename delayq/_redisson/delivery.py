@@ -118,7 +118,7 @@ class Delivery(Generic[T]):
     ready list, for Python and Java alike. Use it as a context manager: it renews its lease while
     the block runs, then calls :meth:`ack` if the block ends normally and :meth:`nack` if it raises;
     if the block is cancelled, the message goes back at once. Errors that the block raises
-    propagate, and an error in handing the message back is then only logged. If the loop has more
+    propagate, and an error in giving the message back is then only logged. If the loop has more
     messages at hand, or is fetching the next batch, the ack does not wait for its reply: if the
     lease was lost, that is logged.
 

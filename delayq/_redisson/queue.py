@@ -371,7 +371,7 @@ class DelayedQueue(Generic[T]):
         values: list[T] = []
         # These messages go back if the block ends with an error or the queue closes.
         reader: Reader[bytes] = Reader()
-        with reader.holding(self._dispatcher) as items:
+        with reader.attached_to(self._dispatcher) as items:
             limit = max_items
             while limit is None or len(items) < limit:
                 page = await self._dispatcher.take(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# How long a hand-back may hold up the next transfer, which would otherwise overtake it, in seconds.
+# How long a return may hold up the next transfer, which would otherwise overtake it, in seconds.
 RETURN_WITHIN = 1.0
 
 
@@ -227,13 +227,13 @@ class TransferTask:
             self._watch.idle()
 
     def _new_source(
-        self, hand_back: Callable[[Sequence[Any]], ReturnCall], size: Callable[[Any], int]
+        self, return_call: Callable[[Sequence[Any]], ReturnCall], size: Callable[[Any], int]
     ) -> ClaimSource[Any]:
         dispatcher: Dispatcher[Any] = Dispatcher(
             self._services, on_join=self._ask, on_last_left=self._unwanted
         )
         return dispatcher.add_source(
-            self._store.keys.name, self.wakeups.wake, return_call=hand_back, size=size
+            self._store.keys.name, self.wakeups.wake, return_call=return_call, size=size
         )
 
     def _listen(self, to: Channels) -> None:

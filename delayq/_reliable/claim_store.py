@@ -140,7 +140,7 @@ class ClaimStore(Store):
         args = (*claim.lease_id, death, offered_of(claim.body), attempt)
         return Request(BURY, self.keys.of_script(BURY), args)
 
-    def release_request(self, claims: Iterable[Claim], *, is_begun: bool = False) -> Request:
+    def release_request(self, claims: Iterable[Claim], *, is_begun: bool) -> Request:
         """Build the call that gives messages back.
 
         Those that no handler has begun do not count as started. The reply is as for

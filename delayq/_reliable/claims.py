@@ -330,7 +330,7 @@ class Claims:
             claim.ends_us = now_us + lease_us
 
     def _releasing(self, claims: Sequence[Claim]) -> ReturnCall:
-        return ReturnCall(self._store.release_request(claims))
+        return ReturnCall(self._store.release_request(claims, is_begun=False))
 
     async def _recover(self) -> None:
         """Give back what the last call claimed, whose reply was lost.
@@ -400,7 +400,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         await self._end_lease(request, claim)
         self._counters.buried += 1
 
-    async def release(self, claim: Claim, *, is_begun: bool = True) -> None:
+    async def release(self, claim: Claim, *, is_begun: bool) -> None:
         """Return the message to the state it was in before it was claimed; not ``is_begun``: no
         handler has begun it.
 

@@ -324,11 +324,11 @@ class WorkerMessage(Message[T]):
         """Follow other rules than those of the queue handle."""
         self._context = self._context.with_rules(rules)
 
-    async def put_back(self) -> None:
+    async def give_back_unbegun(self) -> None:
         """Give it back before its handler has begun: a rate does not count it. Raises as
         :meth:`ack`.
         """
-        await self._give_back()
+        await self._give_back(is_begun=False)
 
     def leave_to_lease(self) -> None:
         """Do nothing more about it: it is redelivered when its lease ends."""

@@ -560,8 +560,8 @@ class Message(Generic[T]):
         """
         await self._give_back(is_begun=True)
 
-    async def _give_back(self, *, is_begun: bool = False) -> None:
-        """Give the message back; by default before its handler has begun: it has not started."""
+    async def _give_back(self, *, is_begun: bool) -> None:
+        """Give the message back. Unless its handler ``is_begun``, no rate counts it as started."""
         self._require_lease()
         await self._settle(self._context.acknowledger.release(self._claim, is_begun=is_begun))
         self._is_back = True
@@ -573,7 +573,9 @@ class Message(Generic[T]):
                 await self._confirm_lease()
             except asyncio.CancelledError:
                 # As within the block.
-                await settle_quietly(self._give_back(), self._context.partition.name, self.id)
+                await settle_quietly(
+                    self._give_back(is_begun=False), self._context.partition.name, self.id
+                )
                 raise
             is_confirmed = True
         return self

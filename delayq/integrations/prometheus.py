@@ -87,7 +87,7 @@ _COUNTERS = {
     "acked": "Messages acknowledged by this process.",
     "retried": "Messages that failed in this process and will be retried.",
     "dead": "Messages that this process moved to the dead letters.",
-    "released": "Messages that this process handed back without handling them.",
+    "released": "Messages that this process gave back without handling them.",
     "expired": "Messages that this process found to be past their time to live.",
     "lease_ended": "Messages of a delayed queue whose lease this process found to have ended.",
     "quarantined": "Unreadable records of a delayed queue that this process quarantined.",

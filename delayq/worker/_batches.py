@@ -552,7 +552,7 @@ class BatchHandling(Handling):
     async def _fail(self, message: WorkerMessage[Any], error: BaseException) -> None:
         self.expect_no_more([message.claim])
         if isinstance(error, NotNow):
-            await settle(message, message.put_back)
+            await settle(message, message.give_back_unbegun)
         elif not isinstance(error, BatchFailed):
             await super()._fail(message, error)
         elif isinstance(error.error, KeyboardInterrupt):

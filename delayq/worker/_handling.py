@@ -138,7 +138,7 @@ class Handling:
         """
         if message.is_expired:
             # The next claim expires it.
-            await settle(message, message.put_back)
+            await settle(message, message.give_back_unbegun)
             return None
         await message.__aenter__()
         return asyncio.current_task()
@@ -267,12 +267,12 @@ class Handling:
     def _must_end(self, message: WorkerMessage[Any]) -> bool:
         return message.is_lost or self._is_cancelled()
 
-    async def _give_back(self, message: WorkerMessage[Any], error: NotBegun) -> None:
+    async def _give_back_and_pause(self, message: WorkerMessage[Any], error: NotBegun) -> None:
         """Give back a message whose handler could not begin, and pause before the next one."""
-        text = "is handed back: cannot start a thread for its handler: %s"
+        text = "is given back: cannot start a thread for its handler: %s"
         self._log(ERROR, message, text, error)
         message.report_failure(error)
-        await settle(message, message.put_back)
+        await settle(message, message.give_back_unbegun)
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
     def _call(self, message: WorkerMessage[Any]) -> Awaitable[Any]:
@@ -363,7 +363,7 @@ class Handling:
 
     async def _fail(self, message: WorkerMessage[Any], error: BaseException) -> None:
         if isinstance(error, NotBegun):
-            await self._give_back(message, error)
+            await self._give_back_and_pause(message, error)
             return
         if not message.is_decoded:
             await self._bury_undecodable(message, error)

@@ -33,7 +33,7 @@ _REFUSED_FOR_GOOD = 5
 # How long a task handles messages without waiting before it lets others run, in seconds.
 _YIELD_AFTER = 0.001
 # How long a cancelled handler has to hand its message back, in seconds.
-_HAND_BACK_WITHIN = 1.0
+_GIVE_BACK_WITHIN = 1.0
 # In a burst, how often an empty feed asks again while others are at work, in seconds.
 _EMPTY_FEED_INTERVAL = 0.05
 
@@ -185,16 +185,16 @@ class Pool:
                 if is_repeated or not worker.cancelling():
                     worker.cancel()
             if self._workers:
-                await asyncio.wait(self._workers, timeout=_HAND_BACK_WITHIN)
+                await asyncio.wait(self._workers, timeout=_GIVE_BACK_WITHIN)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_HAND_BACK_WITHIN):
+            async with asyncio.timeout(_GIVE_BACK_WITHIN):
                 await self._flush()
         if self._workers:
             _log.error(
                 "%d handlers did not end after they were cancelled, and are abandoned",
                 len(self._workers),
             )
-        quiet = (feed.port.quiet(_HAND_BACK_WITHIN / 2) for feed in self._plan.feeds)
+        quiet = (feed.port.quiet(_GIVE_BACK_WITHIN / 2) for feed in self._plan.feeds)
         await asyncio.gather(*quiet)
 
     async def _drained(self) -> None:

@@ -205,7 +205,7 @@ async def test_closing_returns_what_was_lost(server: PrivateServer, faults: Faul
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("unsent", "could not be handed back"), ("lost", "may not have been handed back")],
+    [("unsent", "could not be given back"), ("lost", "may not have been given back")],
 )
 async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back(
     server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture, fault: str, words: str

@@ -384,7 +384,7 @@ class GroupsMachine(QueueMachine):
             "bury": lambda: message.bury("why"),
             "release": message.release,
             # As what no handler has begun goes back.
-            "back": message._give_back,
+            "back": lambda: message._give_back(is_begun=False),
             "extend": lambda: message.extend((delay + 1) * HOUR),
         }
         if model.at_work is held.lease and how != "extend":

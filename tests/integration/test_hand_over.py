@@ -446,9 +446,9 @@ async def test_closing_does_not_claim_to_know_what_arrives_later(
         links.stall()
         await client.aclose()
         messages = [record.getMessage() for record in caplog.records]
-        (warning,) = [message for message in messages if "handed back" in message]
+        (warning,) = [message for message in messages if "given back" in message]
         assert warning.startswith(
-            f"queue 'orders': {7 - ready} messages were taken and may not have been handed back: "
+            f"queue 'orders': {7 - ready} messages were taken and may not have been given back: "
         )
         links.heal()
         left: list[Any] = []

@@ -43,7 +43,7 @@ class Desk:
     def __init__(self, raw: Any) -> None:
         self.raw = raw
         self.out: dict[str, list[bytes]] = {}  # by call, neither confirmed nor given back
-        self.fenced: set[str] = set()  # calls that were given up, or were hand-backs
+        self.fenced: set[str] = set()  # calls that were given up, or were returns
         self.done: list[bytes] = []  # what callers have for good
         self.offered = 0
         self.due_ms: dict[bytes, float] = {}  # of those that were offered as pending
@@ -146,7 +146,7 @@ STEPS = st.one_of(
     st.tuples(st.just("poll"), CALLS, COUNTS),
     st.tuples(st.just("confirm"), CALLS, st.booleans()),
     st.tuples(st.just("give back"), CALLS, st.booleans()),
-    st.tuples(st.just("hand back"), CALLS, COUNTS),
+    st.tuples(st.just("return"), CALLS, COUNTS),
     st.tuples(st.just("time passes"), st.none(), st.none()),
 )
 
@@ -165,7 +165,7 @@ def raw(server: PrivateServer) -> Iterator[Any]:
 def test_every_message_is_in_one_place_after_any_calls(raw: Any, steps: list[Any]) -> None:
     raw.flushall()
     desk = Desk(raw)
-    handed_back: dict[str, list[bytes]] = {}
+    returned: dict[str, list[bytes]] = {}
     for step, first, second in steps:
         match step:
             case "offer":
@@ -179,12 +179,12 @@ def test_every_message_is_in_one_place_after_any_calls(raw: Any, steps: list[Any
                 desk.confirm(f"{first}:pending" if second else first)
             case "give back":
                 desk.give_back(f"{first}:pending" if second else first, [])
-            case "hand back":
+            case "return":
                 # By value, under a name of its own; a retry is the very same call.
                 name = f"back-{first}"
-                if name not in handed_back:
-                    handed_back[name], desk.done = desk.done[-second:], desk.done[:-second]
-                desk.give_back(name, handed_back[name])
+                if name not in returned:
+                    returned[name], desk.done = desk.done[-second:], desk.done[:-second]
+                desk.give_back(name, returned[name])
             case "time passes":
                 desk.end_leases()
         desk.check()

@@ -44,8 +44,8 @@ async def of_a_delayed_queue(client: Client) -> Delivery[Any]:
 
 
 # When the server is gone, the outcome depends on which side notices first.
-LOST = "could not be handed back: LeaseLost"
-AWAY = "could not be handed back: ServerUnavailable|may not have been handed back: OutcomeUnknown"
+LOST = "could not be given back: LeaseLost"
+AWAY = "could not be given back: ServerUnavailable|may not have been given back: OutcomeUnknown"
 
 
 @pytest.fixture(params=[of_a_reliable_queue, of_a_delayed_queue])

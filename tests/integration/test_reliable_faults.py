@@ -188,14 +188,14 @@ async def prepare(client: Client, name: str, operation: str) -> tuple[Jobs, Mess
 def logged(caplog: pytest.LogCaptureFixture) -> Exception | None:
     """Return the error that a block has logged, if any. Its wording and its type agree."""
     lines = [
-        record.getMessage() for record in caplog.records if "handed back" in record.getMessage()
+        record.getMessage() for record in caplog.records if "given back" in record.getMessage()
     ]
     if not lines:
         return None
     (line,) = lines
-    if "may not have been handed back: OutcomeUnknown: " in line:
+    if "may not have been given back: OutcomeUnknown: " in line:
         return delayq.OutcomeUnknown(line)
-    assert "could not be handed back: ServerUnavailable: " in line
+    assert "could not be given back: ServerUnavailable: " in line
     return delayq.ServerUnavailable(line)
 
 

@@ -282,7 +282,7 @@ async def test_no_process_survives_a_killed_parent(own_server: PrivateServer, ap
         await it.has_children(2)
         it.process.kill()
         await it.nobody_is_left()
-    # Its message was handed back, so other workers can have it at once.
+    # Its message was given back, so other workers can have it at once.
     assert await stats(own_server) == (0, 1, 0, 0)
 
 

@@ -151,7 +151,7 @@ async def test_a_stop_is_uncounted_with_a_swallowing_dependency(client: Client, 
 async def test_a_run_cancelled_repeatedly_hands_all_back(
     client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq.worker._pool._HAND_BACK_WITHIN", 30)
+    monkeypatch.setattr("delayq.worker._pool._GIVE_BACK_WITHIN", 30)
     worker, begun = Worker(client, shutdown_timeout=3600), asyncio.Event()
     clean_up, cleaned_up = asyncio.Event(), asyncio.Event()
 

@@ -43,7 +43,7 @@ async def jobs(client: Client) -> Jobs:
 
 
 READY = ("ready", 0)
-"""The state and the attempts of a message that was handed back uncounted."""
+"""The state and the attempts of a message that was given back uncounted."""
 
 
 async def attempts(queue: Jobs, *ids: str) -> dict[str, tuple[str, int]]:
@@ -86,11 +86,11 @@ async def test_a_stop_claims_no_more_and_lets_handlers_finish_or_cancels_them_un
     worker.stop()  # does nothing
 
 
-async def test_messages_claimed_ahead_are_handed_back_uncounted(
+async def test_messages_claimed_ahead_are_returned_uncounted(
     client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slowly(server: Any, calls: Any) -> None:
-        # The run waits for the hand-back, too.
+        # The run waits for the return, too.
         await asyncio.sleep(0.1)
         await return_calls.send(server, calls)
 

@@ -91,7 +91,7 @@ def worker(
     """Run a worker in one or more processes.
 
     Modules are also imported from the working directory. SIGTERM or Ctrl-C stops the worker
-    gracefully: handlers finish, and the other messages are handed back. A second signal kills it at
+    gracefully: handlers finish, and the other messages are given back. A second signal kills it at
     once. A process that dies is replaced.
 
     Exit status: 0 after a stop or a burst; 1 if processes died in a burst; 2 if the worker could
