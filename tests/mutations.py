@@ -189,8 +189,8 @@ CLAIM = Module(
     (
         (
             "the last attempt is never the last",
-            "record.used - record.uncounted >= most",
-            "record.used - record.uncounted > most",
+            "tries.used - tries.uncounted >= most",
+            "tries.used - tries.uncounted > most",
         ),
         (
             "an expired message is handed out",

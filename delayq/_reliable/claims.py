@@ -391,12 +391,12 @@ class ClaimAcknowledger(Acknowledger[Claim]):
         await self._end_lease(self._store.nack_request(claim, delay_us, "", counts=False), claim)
         self._counters.released += 1
 
-    async def bury(self, claim: Claim, record: str, error: str = "") -> None:
+    async def bury(self, claim: Claim, death: str, error: str = "") -> None:
         """Make the message a dead letter.
 
-        ``record`` is JSON on one line. Raises the same errors as :meth:`nack`.
+        ``death`` tells why, as JSON on one line. Raises the same errors as :meth:`nack`.
         """
-        request = self._store.bury_request(claim, record, self._attempt_of(claim, error))
+        request = self._store.bury_request(claim, death, self._attempt_of(claim, error))
         await self._end_lease(request, claim)
         self._counters.buried += 1
 

@@ -724,8 +724,8 @@ class Message(Generic[T]):
 
     async def _die(self, reason: str, error: str) -> None:
         claim = self._claim
-        record = {"reason": kept_text(reason), "attempt": claim.attempt, "priority": claim.priority}
-        line = json.dumps({**record, "error": error}, separators=(",", ":"))
+        death = {"reason": kept_text(reason), "attempt": claim.attempt, "priority": claim.priority}
+        line = json.dumps({**death, "error": error}, separators=(",", ":"))
         await self._settle(self._context.acknowledger.bury(claim, line, error))
 
     async def _settle(self, call: Awaitable[None]) -> None:

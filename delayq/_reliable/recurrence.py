@@ -32,7 +32,7 @@ from delayq._durations import moment_us
 from delayq._logging import about
 from delayq._reliable.ids import is_occurrence, schedule_of
 from delayq._reliable.schedule_store import Occurrence
-from delayq._reliable.timing import AHEAD, UnreadableSchedule, parse_record
+from delayq._reliable.timing import AHEAD, UnreadableSchedule, parse_schedule
 from delayq.errors import BadInput, ConfigurationError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
@@ -225,10 +225,10 @@ class Recurrence:
 
     async def _refill(self, name: str) -> None:
         try:
-            record = await self._store.schedule_record(name)
-            if record is None:
+            entry = await self._store.schedule_entry(name)
+            if entry is None:
                 return
-            facts, timing = parse_record(record)
+            facts, timing = parse_schedule(entry)
             after_us = int(facts["next"]) if facts["next"] else await self._store.now_us()
             await self._store.refill(name, timing, timing.moments(after_us))
         except (ServerError, ConfigurationError, BadInput, UnreadableSchedule) as error:

@@ -270,9 +270,9 @@ class MessageTimes(NamedTuple):
     expires_us: int | None
 
     @classmethod
-    def of(cls, body: bytes, record: bytes | None, expiry: bytes | None) -> MessageTimes:
-        """Parse the stored values; ``record`` is that of the attempts."""
-        changed_due = (record or b"").partition(b":")[2].partition(b":")[0]
+    def of(cls, body: bytes, tries: bytes | None, expiry: bytes | None) -> MessageTimes:
+        """Parse the stored values; ``tries`` is what is stored about the attempts."""
+        changed_due = (tries or b"").partition(b":")[2].partition(b":")[0]
         return cls(
             parse_us(changed_due) if changed_due else due_us(body),
             None if expiry is None else parse_us(expiry),

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from delayq._reliable.replies import Claim
     from delayq._reliable.timing import Timing
 
-# Prefix of the record of a schedule that ended while one of its occurrences was being handled.
+# Prefix of what is stored of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
 
 
 class StoredSchedules(NamedTuple):
-    """The record of each schedule by name, and by how much tests have moved the time, in
+    """What is stored of each schedule, by name, and by how much tests have moved the time, in
     microseconds.
     """
 
-    records: dict[bytes, bytes]
+    entries: dict[bytes, bytes]
     shift_us: int
 
 
@@ -98,10 +98,10 @@ class ScheduleStore(Store):
     async def schedules(self) -> StoredSchedules:
         """Return all schedules."""
         reply = await self.client.command("HGETALL", self.keys.schedules)
-        records: dict[bytes, bytes] = dict(zip(reply[::2], reply[1::2], strict=True))
-        shift_us = int(records.pop(b"", 0))
+        entries: dict[bytes, bytes] = dict(zip(reply[::2], reply[1::2], strict=True))
+        shift_us = int(entries.pop(b"", 0))
         return StoredSchedules(
-            {name: record for name, record in records.items() if not record.startswith(_ENDED)},
+            {name: entry for name, entry in entries.items() if not entry.startswith(_ENDED)},
             shift_us,
         )
 
@@ -115,10 +115,10 @@ class ScheduleStore(Store):
         )
         return next_cursor, {name.decode(errors="replace") for name in reply[::2] if name}
 
-    async def schedule_record(self, name: str) -> bytes | None:
-        """Return the record of one schedule; None if there is none of that name."""
-        record: bytes | None = await self.client.command("HGET", self.keys.schedules, name)
-        return record
+    async def schedule_entry(self, name: str) -> bytes | None:
+        """Return what is stored of one schedule; None if there is none of that name."""
+        entry: bytes | None = await self.client.command("HGET", self.keys.schedules, name)
+        return entry
 
     async def occur(self, claims: Sequence[Claim]) -> list[Occurrence]:
         """Put in place what follows the claimed occurrences, and return what became of each of

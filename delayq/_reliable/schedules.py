@@ -15,7 +15,7 @@ from delayq._generics import T
 from delayq._logging import about
 from delayq._reliable.ids import OCCURRENCE_DIGITS, home_of
 from delayq._reliable.offer import Offer
-from delayq._reliable.timing import UnreadableSchedule, parse_record, timing_of
+from delayq._reliable.timing import UnreadableSchedule, parse_schedule, timing_of
 from delayq.codecs.protocol import own_attribute
 from delayq.errors import BadInput, DecodeError
 
@@ -65,9 +65,9 @@ class Schedule:
     paused: bool = False
 
 
-def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
-    """Convert a stored schedule's record. Raises :class:`UnreadableSchedule`."""
-    facts, timing = parse_record(record)
+def to_schedule(name: str, entry: bytes, shift_us: int) -> Schedule:
+    """Convert a stored schedule. Raises :class:`UnreadableSchedule`."""
+    facts, timing = parse_schedule(entry)
 
     def moment(text: str) -> datetime | None:
         return moment_us(int(text) - shift_us) if text else None
@@ -181,10 +181,10 @@ class Recurring(Generic[T]):
         """
         codec = self._consumer.codec
         fingerprint: Callable[[bytes], bytes] | None = own_attribute(codec, "fingerprint")
-        record = None if fingerprint is None else await store.schedule_record(name)
-        if fingerprint is None or record is None:
+        entry = None if fingerprint is None else await store.schedule_entry(name)
+        if fingerprint is None or entry is None:
             return message
-        _, _, stored = record.partition(b"\n")
+        _, _, stored = entry.partition(b"\n")
         head, _, payload = message.content.partition(b"\n")
         stored_head, _, stored_payload = stored.partition(b"\n")
         with suppress(DecodeError):
@@ -255,10 +255,10 @@ class Recurring(Generic[T]):
     async def _schedules_in(self, partition: Partition) -> Sequence[Schedule]:
         stored, shift_us = await partition.store.schedules()
         schedules = []
-        for raw, record in stored.items():
+        for raw, entry in stored.items():
             name = raw.decode(errors="replace")
             try:
-                schedules.append(to_schedule(name, record, shift_us))
+                schedules.append(to_schedule(name, entry, shift_us))
             except UnreadableSchedule as error:
                 _log.warning(
                     "queue %r: schedule %r is left out: %s",

@@ -1,6 +1,6 @@
 """Computes when a recurring message is due: a period, or a cron expression in a time zone.
 
-Also reads the records of schedules. Pure.
+Also parses stored schedules. Pure.
 
 **Daylight saving.** An expression whose minute and hour are both fixed means a time of day, and
 runs once on each day that it names: if the clock skips that time, it runs at the first moment after
@@ -95,16 +95,16 @@ class Timing:
 
 
 class UnreadableSchedule(Exception):
-    """Raised when the data stored on the server cannot be read as the record of a schedule."""
+    """Raised when the data stored on the server cannot be read as a schedule."""
 
 
-def parse_record(record: bytes) -> tuple[dict[str, Any], Timing]:
-    """Parse the record of a schedule. Returns its facts and its timing.
+def parse_schedule(entry: bytes) -> tuple[dict[str, Any], Timing]:
+    """Parse a stored schedule. Returns its facts and its timing.
 
     Raises :class:`UnreadableSchedule`.
     """
     try:
-        facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
+        facts: dict[str, Any] = json.loads(entry.partition(b"\n")[0])
         moments = facts["next"], facts["last"]
         if not all(moment == "" or _MOMENT_US.fullmatch(moment) for moment in moments):
             raise ValueError(moments)  # noqa: TRY301
@@ -112,9 +112,7 @@ def parse_record(record: bytes) -> tuple[dict[str, Any], Timing]:
         facts["paused"] = bool(facts.get("paused"))
         return facts, Timing.parse(facts["timing"])
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-        raise UnreadableSchedule(
-            f"the schedule's record cannot be read: {type(error).__name__}"
-        ) from None
+        raise UnreadableSchedule(f"the schedule cannot be read: {type(error).__name__}") from None
 
 
 def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) -> Timing:

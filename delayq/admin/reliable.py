@@ -22,7 +22,7 @@ from delayq._reliable.schedules import to_schedule
 from delayq._reliable.settings import Difference
 from delayq._reliable.settings_cache import SettingsCache
 from delayq._reliable.store import ReliableStore
-from delayq._reliable.timing import UnreadableSchedule, parse_record
+from delayq._reliable.timing import UnreadableSchedule, parse_schedule
 from delayq.admin.search import SearchPages
 from delayq.errors import ServerError, ServerRefused
 from delayq.stats import QueueDepth
@@ -54,7 +54,7 @@ class ListedSchedule:
 
     Attributes:
         name: Its name.
-        schedule: The schedule; None if its record cannot be read.
+        schedule: The schedule; None if it cannot be read.
         runs: When the next five occurrences are due, as far as they are known (UTC).
     """
 
@@ -341,10 +341,8 @@ class ReliableInspector:
         """Return all schedules, by name."""
         schedules: list[ListedSchedule] = []
         for store in await self.all_stores():
-            records, shift_us = await store.schedules()
-            schedules += [
-                _parse_schedule(name, record, shift_us) for name, record in records.items()
-            ]
+            entries, shift_us = await store.schedules()
+            schedules += [_parse_schedule(name, entry, shift_us) for name, entry in entries.items()]
         return sorted(schedules, key=lambda listed: listed.name)
 
     async def run_schedule_now(self, name: str) -> tuple[ReliableStore, str] | None:
@@ -355,11 +353,11 @@ class ReliableInspector:
             of its occurrences waits.
         """
         for store in await self.all_stores():
-            record = await store.schedule_record(name)
-            if record is None:
+            entry = await store.schedule_entry(name)
+            if entry is None:
                 continue
             try:
-                facts, _ = parse_record(record)
+                facts, _ = parse_schedule(entry)
             except UnreadableSchedule:
                 continue
             occurrence = f"{name}@{facts['next']}"
@@ -426,11 +424,11 @@ class ReliableInspector:
         return SettingsCache(self.name, self.store, self._session.background, lambda _: None)
 
 
-def _parse_schedule(raw: bytes, record: bytes, shift_us: int) -> ListedSchedule:
+def _parse_schedule(raw: bytes, entry: bytes, shift_us: int) -> ListedSchedule:
     name = raw.decode(errors="replace")
     try:
-        schedule = to_schedule(name, record, shift_us)
-        facts, timing = parse_record(record)
+        schedule = to_schedule(name, entry, shift_us)
+        facts, timing = parse_schedule(entry)
     except UnreadableSchedule:
         return ListedSchedule(name, None)
     if facts["paused"] or not facts["next"]:

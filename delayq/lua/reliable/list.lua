@@ -42,12 +42,12 @@ local function add(set, ids_and_scores)
   for i, id in ipairs(ids) do
     local score = tonumber(ids_and_scores[2 * i])
     local message = {score = score, leased = set == leased and score > now, lost = set == leased and score >= 0 and score <= now}
-    local record, priority = parse_record(tried[i]), parse_priority(ranks[i])
+    local tries, priority = parse_tries(tried[i]), parse_priority(ranks[i])
     local is_live = texts[i] or brief == '1' and redis.call('HEXISTS', bodies, id) == 1
     local facts = false
     if is_live and (message.leased or number_or(MAX_SCORE, ends[i]) >= now) then
-      local body = texts[i] or (message.lost or is_suspect(record) and not message.leased) and redis.call('HGET', bodies, id)
-      facts = describe(message, now, record, priority, body, failures[i])
+      local body = texts[i] or (message.lost or is_suspect(tries) and not message.leased) and redis.call('HGET', bodies, id)
+      facts = describe(message, now, tries, priority, body, failures[i])
     end
     if facts and brief == '1' then facts = {facts[1], facts[2], facts[3]} end
     reply[#reply + 1], reply[#reply + 2] = id, facts

@@ -98,38 +98,38 @@ end
 
 -- Return what is stored about a message's attempts: {used, uncounted, due, lost}. due: nil if the
 -- body tells it.
-local function parse_record(text)
+local function parse_tries(text)
   local used, uncounted, due, lost = string.match(text or '', '^(%d+)%-(%d+):([%d.]*):?(%d*)')
   return {used = number_or(0, used), uncounted = number_or(0, uncounted), due = number_or(nil, due), lost = number_or(0, lost)}
 end
 
-local function save_record(id, record)
-  local due, lost = record.due and format_score(record.due) or '', record.lost > 0 and ':' .. record.lost or ''
-  redis.call('HSET', attempts, id, record.used .. '-' .. record.uncounted .. ':' .. due .. lost)
+local function save_tries(id, tries)
+  local due, lost = tries.due and format_score(tries.due) or '', tries.lost > 0 and ':' .. tries.lost or ''
+  redis.call('HSET', attempts, id, tries.used .. '-' .. tries.uncounted .. ':' .. due .. lost)
 end
 
--- Return whether a message with this record may only be handed out alone.
-local function is_suspect(record) return record.lost >= 2 end
+-- Return whether a message that was tried like this may only be handed out alone.
+local function is_suspect(tries) return tries.lost >= 2 end
 
 -- Return the score of a suspect that waits, since a moment: below those of all leases.
 local function suspect_score(moment) return string.format('%.0f', math.floor(moment) - MAX_SCORE) end
 
 -- Count the attempt of a lease that is lost. A message that was alone, or has lost five in a row, is
 -- to blame for all of these. Otherwise, the first three do not count.
-local function lose(record, ends)
-  record.used, record.lost = record.used + 1, record.lost + 1
-  if is_alone(ends) or record.lost >= 5 then
-    record.uncounted = math.max(0, record.uncounted - math.min(record.lost - 1, 3))
-  elseif record.lost <= 3 then
-    record.uncounted = record.uncounted + 1
+local function lose(tries, ends)
+  tries.used, tries.lost = tries.used + 1, tries.lost + 1
+  if is_alone(ends) or tries.lost >= 5 then
+    tries.uncounted = math.max(0, tries.uncounted - math.min(tries.lost - 1, 3))
+  elseif tries.lost <= 3 then
+    tries.uncounted = tries.uncounted + 1
   end
 end
 
--- Return when a message that was retried or rescheduled by this record, or never, was due; and the
+-- Return when a message that was retried or rescheduled, or never, was due; and the
 -- moment for which it was offered, if that is another: of several messages for one moment, each is
 -- due a little later than the one before.
-local function due_of(record, body)
-  if record.due then return record.due, record.due end
+local function due_of(tries, body)
+  if tries.due then return tries.due, tries.due end
   local enqueued, delay = string.match(body or '', '^(%d+)%+?([%de]*)')
   local whole, quarters = string.sub(enqueued or '', 1, 16), string.sub(enqueued or '', 17)
   local moment = (tonumber(whole) or 0) + (tonumber(delay) or 0)

@@ -86,9 +86,9 @@ local function count_expired(now) return redis.call('ZCOUNT', expiry_index, '-in
 
 -- Return a message's attempts and those that do not count, with the one of a lost lease.
 local function find_record(id, message)
-  local record = parse_record(redis.call('HGET', attempts, id))
-  if message.lost then lose(record, message.score) end
-  return record
+  local tries = parse_tries(redis.call('HGET', attempts, id))
+  if message.lost then lose(tries, message.score) end
+  return tries
 end
 
 -- Delete a message that is in the set of this name.
@@ -104,9 +104,9 @@ local function delete_message(id, where)
   if waits_for_slot then free_slot(now) end
 end
 
--- Make a message wait, whether it had a lease or waited before, with this record of its attempts. `group` is that of a
+-- Make a message wait, whether it had a lease or waited before, with these tries. `group` is that of a
 -- message that has no position yet.
-local function return_message(id, record, due, now, group)
+local function return_message(id, tries, due, now, group)
   local priority, position, expiry = priority_of(id), redis.call('HGET', positions, id), redis.call('HGET', expiries, id)
   -- A claim drops it as soon as it has expired: until it was due, it would hold its group up.
   local expires = number_or(nil, expiry or nil)
@@ -119,8 +119,8 @@ local function return_message(id, record, due, now, group)
   if group then check_groups() end
   local waits_for_slot = awaits_slot()
   demand_removal()
-  record.due, record.lost = due, 0
-  save_record(id, record)
+  tries.due, tries.lost = due, 0
+  save_tries(id, tries)
   if expires then redis.call('ZADD', expiry_index, format_score(expires), id) end
   if group then
     enqueue_in_group(id, group, level_of(group, position, priority), due, position)
@@ -136,12 +136,12 @@ end
 
 -- Make a message wait as before its lease, which does not count as an attempt.
 local function give_back(id, now)
-  local record = parse_record(redis.call('HGET', attempts, id))
-  local due, priority = due_of(record, redis.call('HGET', bodies, id)), priority_of(id)
+  local tries = parse_tries(redis.call('HGET', attempts, id))
+  local due, priority = due_of(tries, redis.call('HGET', bodies, id)), priority_of(id)
   local position, expires = redis.call('HGET', positions, id), number_or(nil, redis.call('HGET', expiries, id) or nil)
   redis.call('ZSCORE', waiting[priority], id)
   if position then check_groups() end
-  local waits_for_slot, was_suspect = awaits_slot(), is_suspect(record)
+  local waits_for_slot, was_suspect = awaits_slot(), is_suspect(tries)
   demand_removal()
   if expires then redis.call('ZADD', expiry_index, format_score(expires), id) end
   local group = position and group_of(position)
@@ -189,22 +189,22 @@ local function free_id(id, message, now)
 end
 
 -- Return {state, priority, moment, attempt, body, error} of a message that `find_message` has found.
-local function describe(message, now, record, priority, body, error)
+local function describe(message, now, tries, priority, body, error)
   local state = message.leased and 'leased' or message.score <= now and 'ready' or 'delayed'
-  if message.lost then lose(record, message.score) end
+  if message.lost then lose(tries, message.score) end
   local moment = message.score
-  if not message.leased and (body or message.lost or is_suspect(record)) then
-    local _, asked = due_of(record, body)
+  if not message.leased and (body or message.lost or is_suspect(tries)) then
+    local _, asked = due_of(tries, body)
     moment = asked
   end
   moment = format_score(math.max(0, math.min(moment, MAX_SCORE)))
-  return {state, priority, moment, record.used + (message.leased and 1 or 0), body, error}
+  return {state, priority, moment, tries.used + (message.leased and 1 or 0), body, error}
 end
 
 -- Return what `describe` tells of a message by its id, which `find_message` has found or not; false
 -- if it is not alive.
 local function describe_by_id(id, message, now)
   if not message or message.expired then return false end
-  local record = parse_record(redis.call('HGET', attempts, id))
-  return describe(message, now, record, priority_of(id), redis.call('HGET', bodies, id), redis.call('HGET', errors, id))
+  local tries = parse_tries(redis.call('HGET', attempts, id))
+  return describe(message, now, tries, priority_of(id), redis.call('HGET', bodies, id), redis.call('HGET', errors, id))
 end
