@@ -95,7 +95,7 @@ class DurableBatchers(Generic[Item, Result]):
     async def aclose(self, grace: float) -> None:
         """Accept no more items, and give those in flight ``grace`` seconds."""
         self._closed = True
-        await asyncio.gather(*(commits.aclose(grace) for commits in self.all))
+        await asyncio.gather(*(batcher.aclose(grace) for batcher in self.all))
 
 
 def _confirming(durability: Durability, results: Results) -> Results:

@@ -247,10 +247,10 @@ class DelayedQueue(Generic[T]):
     async def _offer_unobserved(
         self, value: T, delay: Duration | None, at: datetime | None, durability: str | None
     ) -> Receipt[T]:
-        commits = await self._commits(durability)
-        waiting_since = await commits.wait_for_capacity() if commits.is_full else None
+        batcher = await self._batcher_for(durability)
+        waiting_since = await batcher.wait_for_capacity() if batcher.is_full else None
         payload = self._encode(value)
-        stored = await commits.submit((when_due(delay, at), payload), len(payload), waiting_since)
+        stored = await batcher.submit((when_due(delay, at), payload), len(payload), waiting_since)
         if isinstance(stored, Unconfirmed):
             raise NotDurable(
                 f"the message is stored, but {stored.reason}",
@@ -291,9 +291,9 @@ class DelayedQueue(Generic[T]):
         return receipts
 
     async def _store(self, items: Sequence[Offer], durability: str | None) -> list[Receipt[T]]:
-        commits = await self._commits(durability)
+        batcher = await self._batcher_for(durability)
         payloads = [payload for _, payload in items]
-        results = await commits.submit_many(items, [*map(len, payloads)])
+        results = await batcher.submit_many(items, [*map(len, payloads)])
         if {*map(type, results)} <= {tuple}:
             return [*map(partial(Receipt, self), payloads, results)]
         receipts: list[Receipt[T]] = []
@@ -520,7 +520,7 @@ class DelayedQueue(Generic[T]):
 
     # Internals
 
-    async def _commits(self, durability: str | None) -> Batcher[Offer, Any]:
+    async def _batcher_for(self, durability: str | None) -> Batcher[Offer, Any]:
         level = self._durability if durability is None else durabilities.parse(durability)
         offers = self._open.offers
         return offers.plain if level is None else await offers.batcher_for(level)

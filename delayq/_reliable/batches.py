@@ -19,7 +19,7 @@ from delayq._reliable.bodies import with_batch
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.ids import follower_id, home_of, new_ids_in
 from delayq._reliable.offer import Offer
-from delayq._reliable.offers import with_headers
+from delayq._reliable.offer_encoder import with_headers
 from delayq._reliable.settings_cache import MOST_TRIES
 from delayq.codecs.json import result_codec
 from delayq.codecs.protocol import decode
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from delayq._redis.durability import Durability
     from delayq._reliable.batch_store import BatchCounts
     from delayq._reliable.bodies import NewMessage, OptionsMessage
-    from delayq._reliable.offers import OfferEncoder
+    from delayq._reliable.offer_encoder import OfferEncoder
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.outcomes import Record
     from delayq._reliable.partition import Partition

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.caller_queue import Numbered
     from delayq._reliable.failures import Interrupted
-    from delayq._reliable.offers import OfferEncoder
+    from delayq._reliable.offer_encoder import OfferEncoder
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import StoredMessage

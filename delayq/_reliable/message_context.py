@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from delayq._reliable.batches import Batch
     from delayq._reliable.claims import ClaimAcknowledger
     from delayq._reliable.failures import RetryRules
-    from delayq._reliable.offers import OfferEncoder
+    from delayq._reliable.offer_encoder import OfferEncoder
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim
     from delayq._reliable.reports import Reports

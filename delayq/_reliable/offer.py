@@ -1,8 +1,11 @@
-"""An offer: a message to store, with its options and the messages that follow it."""
+"""An offer: a message to store, with its options and the messages that follow it; and its
+outcome.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict
 
 from delayq._checks import describe_value
@@ -84,7 +87,9 @@ class Offer(Generic[T]):
 
 
 class MessageOptions(TypedDict, total=False):
-    """The options of one message: the fields of :class:`Offer` apart from the value."""
+    """The options of one message: the fields of :class:`Offer` apart from its value and the
+    messages that follow it.
+    """
 
     delay: Duration | None
     at: datetime | None
@@ -103,3 +108,23 @@ class OfferOptions(MessageOptions, total=False):
     """The arguments of :meth:`ReliableQueue.offer`, apart from the value."""
 
     durability: str | None
+
+
+class OfferOutcome(IntEnum):
+    """The outcome of offering a message: the replies of ``offer.lua``."""
+
+    STORED = 1
+    REPLACED = 2
+    """Stored in the place of an earlier message with its id."""
+    IGNORED = 0
+    """There is one with its id already, which the caller wants to stay."""
+    DUPLICATE = -1
+    FULL = -2
+    ENDS_EARLY = -5
+    """It would expire before the moment for which it was offered."""
+
+
+STORED = OfferOutcome.STORED
+ENDS_EARLY_TEXT = (
+    "ttl ends before the message is due: it counts from now, so make it longer than the delay"
+)

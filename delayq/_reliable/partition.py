@@ -10,7 +10,7 @@ from delayq._engine.context import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._reliable.claims import ClaimAcknowledger, Claims
 from delayq._reliable.ids import follower_id, home_of
-from delayq._reliable.offers import PartitionOffers
+from delayq._reliable.partition_offers import PartitionOffers
 from delayq._reliable.recurrence import Recurrence
 from delayq._reliable.store import ReliableStore
 from delayq.errors import BadInput

@@ -18,8 +18,8 @@ from delayq._reliable.following import follow
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
 from delayq._reliable.message import Message
-from delayq._reliable.offer import USUAL_PRIORITY, Offer
-from delayq._reliable.offers import STORED, OfferEncoder, with_headers
+from delayq._reliable.offer import STORED, USUAL_PRIORITY, Offer
+from delayq._reliable.offer_encoder import OfferEncoder, with_headers
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.report_format import checked_span
 from delayq._reliable.schedules import Recurring
@@ -187,7 +187,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         message: NewMessage
-        # `is`, because a bool or a float that equals the usual priority is to be refused below.
+        # OfferEncoder.message asks the same of an Offer: an option belongs in both places. `is`,
+        # because a bool or a float that equals the usual priority is to be refused below.
         if (
             id is None
             and ttl is None
@@ -219,7 +220,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 return await self._offer_observed(offer, durability)
             message = self._encoder.with_options(offer)
         sender = self._sender
-        if (submitted := sender.submit(message, durability)) is None:
+        if (submitted := sender.submit_now(message, durability)) is None:
             return await sender.send(message, durability)
         # Awaited here, because each coroutine in between takes its time.
         message, future = submitted

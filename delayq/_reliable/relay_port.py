@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.pipeline import WaitingServer
 from delayq._reliable.ids import home_of, partition_of
-from delayq._reliable.offers import OfferOutcome, chunks
+from delayq._reliable.offer import OfferOutcome
+from delayq._reliable.partition_offers import chunks
 from delayq._reliable.scripts import OFFER
 from delayq.errors import ServerError
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.consumer import Consumer
     from delayq._reliable.message import Message
-    from delayq._reliable.offers import OfferEncoder
+    from delayq._reliable.offer_encoder import OfferEncoder
     from delayq._reliable.partition import Partition
     from delayq._reliable.store import ReliableStore
 

@@ -10,7 +10,7 @@ from delayq._engine.durability import Unconfirmed
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.ids import new_id, new_id_in
-from delayq._reliable.offers import ENDS_EARLY, STORED, OfferOutcome
+from delayq._reliable.offer import ENDS_EARLY_TEXT, STORED, OfferOutcome
 from delayq._reliable.settings_cache import MOST_TRIES, before_a_call
 from delayq.errors import (
     BadDelay,
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from delayq._engine.batcher import Batcher
     from delayq._redis.durability import Durability
     from delayq._reliable.bodies import NewMessage
-    from delayq._reliable.offers import PartitionOffers
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
+    from delayq._reliable.partition_offers import PartitionOffers
     from delayq._reliable.settings import StoredSettings
     from delayq._reliable.settings_cache import Declaration
 
     # The outcome of each message is an OfferOutcome, possibly inside Unconfirmed.
-    Commits = Batcher[NewMessage, Any]
+    OfferBatcher = Batcher[NewMessage, Any]
 
 _REPLACED, _IGNORED = OfferOutcome.REPLACED, OfferOutcome.IGNORED
 _DUPLICATE, _FULL = OfferOutcome.DUPLICATE, OfferOutcome.FULL
@@ -49,9 +49,9 @@ class Sender:
     """Sends the messages that are offered through one queue handle.
 
     A message whose id is generated gets its partition, and an id that lies there, when it is sent.
-    It is submitted in the same step of the event loop, and comes back as :class:`SettingsChanged`
-    if the queue has another number of partitions by the time when it would be stored. So no message
-    is ever stored where others would not look for it.
+    The message is submitted in the same step of the event loop, and its outcome is
+    :class:`SettingsChanged` if the queue has another number of partitions by the time when it would
+    be stored. So no message is ever stored where others would not look for it.
 
     Attributes:
         durability: How safe messages must be, unless an offer says otherwise.
@@ -76,15 +76,16 @@ class Sender:
         self.durability: Durability | None = durability
         self._waits_for_room = waits_for_room
         self._settings = queue.settings
-        # The settings under which messages with a generated id are submitted at once, if known.
-        self._direct_settings: StoredSettings | None = None
-        self._first_commits = queue.opened_partitions[0].offers.commits
+        # The settings under which messages with a generated id are submitted at once. Set by the
+        # first `send`, which has declared the queue.
+        self._immediate_settings: StoredSettings | None = None
+        self._first_batcher = queue.opened_partitions[0].offers.batcher
 
-    def submit(
+    def submit_now(
         self, message: NewMessage, durability: str | None
     ) -> tuple[NewMessage, Future[Any]] | None:
-        """Submit one message, if nothing has to be awaited before; otherwise return None: call
-        :meth:`send`.
+        """Submit one message, if nothing has to be awaited before. Otherwise, as for the first
+        message of a handle, return None: call :meth:`send`.
 
         Args:
             message: The message.
@@ -93,7 +94,7 @@ class Sender:
         Returns:
             The message with its id, and the future of its outcome, for :meth:`finish`.
         """
-        settings = self._direct_settings
+        settings = self._immediate_settings
         if (
             settings is None
             or self._settings.stored is not settings
@@ -102,34 +103,35 @@ class Sender:
         ):
             return None
         if settings.has_one_partition:
-            message_id, commits = new_id(), self._first_commits
+            message_id, batcher = new_id(), self._first_batcher
         elif message.group is None and not message.homes:
             partition, message_id = self._queue.rotation.next()
-            commits = self._queue.opened_partitions[partition].offers.commits
+            batcher = self._queue.opened_partitions[partition].offers.batcher
         else:
             return None
         message = message.with_id(message_id)
-        outcome = commits.submit_now(message, len(message.content))
+        outcome = batcher.submit_now(message, len(message.content))
         return None if outcome is None else (message, outcome)
 
     async def send(self, message: NewMessage, durability: str | None) -> str:
         """Store one message, and return its id. Raises as :meth:`delayq.ReliableQueue.offer`.
 
-        The arguments are those of :meth:`submit`.
+        The arguments are those of :meth:`submit_now`.
         """
         settings = await self.settings_for_offers(durability)
         if not settings.max_size and self.durability is None:
-            self._direct_settings = settings
+            self._immediate_settings = settings
         partition, message = self._place(message)
-        commits = await self._commits(partition.offers, durability)
-        since = await commits.wait_for_capacity() if commits.is_full else None
+        batcher = await self._batcher_for(partition.offers, durability)
+        since = await batcher.wait_for_capacity() if batcher.is_full else None
+        # An acknowledgement in flight may free the id, or make room.
         if not message.id_generated or self._settings.stored.max_size:
             await self._queue.flush()
         if self._settings.stored.partitions != settings.partitions:
             return (await self._send_all([message], durability))[0].id
         outcome: Any
         try:
-            outcome = await commits.submit(message, len(message.content), since)
+            outcome = await batcher.submit(message, len(message.content), since)
         except DelayqError as error:
             outcome = error
         return await self.finish(message, durability, outcome)
@@ -137,7 +139,7 @@ class Sender:
     async def finish(self, message: NewMessage, durability: str | None, outcome: Any) -> str:
         """Return the id of a message if this is the outcome of storing it, or send it again.
 
-        Raises as :meth:`send`. The other arguments are those of :meth:`submit`.
+        Raises as :meth:`send`. The other arguments are those of :meth:`submit_now`.
         """
         if outcome in _SUCCESSES:
             return message.id
@@ -161,16 +163,17 @@ class Sender:
             durability: Overrides the handle's own setting.
         """
         settings = await self.settings_for_offers(durability)
+        # As in `send`.
         if settings.max_size or not all(message.id_generated for message in messages):
             await self._queue.flush()
         outcomes: list[Any] | None = None
         if settings.has_one_partition:
-            commits = await self._commits(self._queue.partitions[0].offers, durability)
+            batcher = await self._batcher_for(self._queue.partitions[0].offers, durability)
             if self._settings.stored.has_one_partition:
                 messages = [
                     message if message.id else message.with_id(new_id()) for message in messages
                 ]
-                outcomes = await commits.submit_many(
+                outcomes = await batcher.submit_many(
                     messages, [len(message.content) for message in messages]
                 )
         if outcomes is None or outcomes.count(STORED) < len(outcomes):
@@ -186,6 +189,7 @@ class Sender:
             The ids of those that are not stored, because there are messages of these ids already,
             which are to stay; and the error if all are stored, but not as safely as requested.
         """
+        # As in `send`.
         await self._queue.flush()
         outcomes: list[Any] = [None] * len(messages)
         not_durable: NotDurable | None = None
@@ -312,19 +316,19 @@ class Sender:
             count = self._settings.stored.partitions
             parts = self._place_all(messages, positions, failed)
             batchers = [
-                await self._commits_or_error(partition.offers, durability) for partition in parts
+                await self._batcher_or_error(partition.offers, durability) for partition in parts
             ]
             if self._settings.stored.partitions == count:
                 break
         submitted: list[list[int]] = []
         futures: list[Awaitable[list[Any]]] = []
-        for part, commits in zip(parts.values(), batchers, strict=True):
+        for part, batcher in zip(parts.values(), batchers, strict=True):
             try:
-                if isinstance(commits, DelayqError):
-                    raise commits
+                if isinstance(batcher, DelayqError):
+                    raise batcher
                 batch = [messages[at] for at in part]
                 sizes = [len(message.content) for message in batch]
-                futures.append(commits.submit_many(batch, sizes))
+                futures.append(batcher.submit_many(batch, sizes))
                 submitted.append(part)
             except DelayqError as error:
                 for at in part:
@@ -382,18 +386,18 @@ class Sender:
             )
         return homes.pop()
 
-    async def _commits(self, offers: PartitionOffers, durability: str | None) -> Commits:
+    async def _batcher_for(self, offers: PartitionOffers, durability: str | None) -> OfferBatcher:
         level = self.level_for(durability)
         if level is None:
-            return offers.commits
+            return offers.batcher
         with before_a_call():
-            return await offers.batcher_for(level)
+            return await offers.batchers.batcher_for(level)
 
-    async def _commits_or_error(
+    async def _batcher_or_error(
         self, offers: PartitionOffers, durability: str | None
-    ) -> Commits | DelayqError:
+    ) -> OfferBatcher | DelayqError:
         try:
-            return await self._commits(offers, durability)
+            return await self._batcher_for(offers, durability)
         except DelayqError as error:
             return error
 
@@ -425,7 +429,7 @@ def _raise_for(ids: Sequence[str], outcomes: Sequence[int | BaseException], queu
     )
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if OfferOutcome.ENDS_EARLY in outcomes:
-        errors.append(BadDelay(ENDS_EARLY))
+        errors.append(BadDelay(ENDS_EARLY_TEXT))
     if errors:
         unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
         if stored or unknown:

@@ -14,7 +14,7 @@ from delayq._engine.durability import parse as parse_durability
 from delayq._logging import about
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
-from delayq._reliable.offers import ENDS_EARLY, OfferOutcome
+from delayq._reliable.offer import ENDS_EARLY_TEXT, OfferOutcome
 from delayq.errors import BadDelay, BadInput, ConfigurationError, DelayqError, DuplicateMessage
 from delayq.outbox._rows import Mark, Result, error_text, new_token
 
@@ -384,4 +384,4 @@ def _refusal(message: OptionsMessage, outcome: OfferOutcome | None) -> DelayqErr
     """Return why a message can never be stored; None if it is, or can be."""
     if outcome is OfferOutcome.DUPLICATE:
         return DuplicateMessage((message.id,))
-    return BadDelay(ENDS_EARLY) if outcome is OfferOutcome.ENDS_EARLY else None
+    return BadDelay(ENDS_EARLY_TEXT) if outcome is OfferOutcome.ENDS_EARLY else None

@@ -18,7 +18,7 @@ from delayq._durations import when_due
 from delayq._reliable.bodies import OptionsMessage, brief, group_in
 from delayq._reliable.ids import checked_id, new_id
 from delayq._reliable.keys import PRIORITIES
-from delayq._reliable.offers import OfferEncoder
+from delayq._reliable.offer_encoder import OfferEncoder
 from delayq._reliable.relay_port import TOKEN_LENGTH
 from delayq.errors import BadInput
 

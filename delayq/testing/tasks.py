@@ -19,7 +19,7 @@ from delayq._durations import seconds
 from delayq._functions import annotation_of, is_kind, name_of, show
 from delayq._reliable.ids import new_id
 from delayq._reliable.offer import Offer
-from delayq._reliable.offers import OfferEncoder
+from delayq._reliable.offer_encoder import OfferEncoder
 from delayq._reliable.settings import DEFAULTS
 from delayq.codecs.json import result_codec
 from delayq.errors import ConfigurationError, NoResult, ResultTimeout

@@ -340,7 +340,7 @@ async def test_a_lost_answer_leaves_only_its_own_calls_unknown(
     async def lost(items: Sequence[Any], _: Any) -> Any:
         return [OutcomeUnknown("planned")] * len(items)
 
-    monkeypatch.setattr(jobs._open.partitions[place].offers.commits, "submit_many", lost)
+    monkeypatch.setattr(jobs._open.partitions[place].offers.batcher, "submit_many", lost)
     names = [f"m{n}" for n in range(20)]
     with pytest.raises(OutcomeUnknown) as caught:
         await jobs.offer_many([Offer(n, delay=3600, id=name) for n, name in enumerate(names)])

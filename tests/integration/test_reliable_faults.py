@@ -309,7 +309,7 @@ async def test_offer_many_names_the_stored_messages_when_it_fails_half_way(
     await jobs.offer(0, HOUR, id="first")
     await jobs.cancel("first")
     be_impatient(monkeypatch)
-    monkeypatch.setattr(jobs._open.partitions[0].offers.commits._plan, "expires_after", 0.05)
+    monkeypatch.setattr(jobs._open.partitions[0].offers.batcher._plan, "expires_after", 0.05)
     if fault == "unsent":
         faults.plan = lambda name, _n: fault if name in OFFERS else None
         with pytest.raises(delayq.ServerUnavailable):
