@@ -305,7 +305,7 @@ class Batcher(Generic[Item, Result]):
         try:
             script, keys, args, _ = request = self._calls.request(batch.items, slot)
             on_reply = partial(self._on_reply, batch, request)
-            self._connection = self._server.run_soon(script, keys, args, on_reply, beside)
+            self._connection = self._server.send_now(script, keys, args, on_reply, beside)
         except Exception as error:  # noqa: BLE001 - it concerns these items, not the current caller
             self._plan.end(batch)
             self._fail(batch, error)

@@ -173,7 +173,7 @@ class RedisClient:
             self.errors += 1
         return error
 
-    def run_soon(
+    def send_now(
         self,
         script: Script,
         keys: Sequence[str],
@@ -233,7 +233,7 @@ class RedisClient:
         command: tuple[str | int, ...],
         on_reply: Callable[[Any], object],
     ) -> None:
-        """Send a command behind a call of :meth:`run_soon`; ``on_reply`` gets answer or error."""
+        """Send a command behind a call of :meth:`send_now`; ``on_reply`` gets answer or error."""
         pool = self.topology.pool_of(key)
         pool.share(wire)
 

@@ -165,7 +165,7 @@ class WaitingServer:
         """As :attr:`RedisClient.waits_for`."""
         return self._server.waits_for
 
-    def run_soon(
+    def send_now(
         self,
         script: Script,
         keys: Sequence[str],
@@ -173,7 +173,7 @@ class WaitingServer:
         on_reply: Callable[[Any], object],
         beside: Connection | None = None,
     ) -> Connection | None:
-        """Send a call as :meth:`RedisClient.run_soon` does."""
+        """Send a call as :meth:`RedisClient.send_now` does."""
         answer: list[Any] = []
 
         def answered(reply: Any) -> None:
@@ -187,7 +187,7 @@ class WaitingServer:
             if answer:
                 on_reply((answer[0], reply))
 
-        wire = self._server.run_soon(script, keys, args, answered, beside)
+        wire = self._server.send_now(script, keys, args, answered, beside)
         if wire is not None:
             self._server.follow(wire, keys[0], self._durability.command, waited)
         return wire

@@ -18,7 +18,7 @@ from delayq._reliable.scripts import (
     SEAL_BATCH,
     UNFINISHED,
     Part,
-    Store,
+    ScriptRunner,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class BatchCounts(NamedTuple):
     some_expired: bool
 
 
-class BatchStore(Store):
+class BatchStore(ScriptRunner):
     """Creates batches, and reads them."""
 
     async def join_batch(

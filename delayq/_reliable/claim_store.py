@@ -22,7 +22,7 @@ from delayq._reliable.scripts import (
     RELEASE_CALL,
     SAVE,
     Part,
-    Store,
+    ScriptRunner,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from delayq._reliable.settings import Policy
 
 
-class ClaimStore(Store):
+class ClaimStore(ScriptRunner):
     """Claims messages, and ends claims."""
 
     async def claim(

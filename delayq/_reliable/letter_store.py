@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayq._reliable.replies import parse_us
-from delayq._reliable.scripts import DROP_DEAD, PAGE, REDRIVE, TRIM_DEAD, Store
+from delayq._reliable.scripts import DROP_DEAD, PAGE, REDRIVE, TRIM_DEAD, ScriptRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ class Redriven(NamedTuple):
     stayed: int
 
 
-class LetterStore(Store):
+class LetterStore(ScriptRunner):
     """Reads, redrives and drops dead letters."""
 
     async def count_dead(self) -> int:

@@ -12,7 +12,7 @@ from delayq._reliable.scripts import (
     RESUME_SCHEDULE,
     SCHEDULE,
     UNSCHEDULE,
-    Store,
+    ScriptRunner,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Occurrence(NamedTuple):
     moments_ahead: int
 
 
-class ScheduleStore(Store):
+class ScheduleStore(ScriptRunner):
     """Reads and changes schedules, and puts their occurrences in place."""
 
     async def now_us(self) -> int:

@@ -1,14 +1,4 @@
-"""The scripts of a reliable queue, and how to run them.
-
-The stores have a typed method for each script and command: :class:`ClaimStore`,
-:class:`LetterStore`, :class:`ScheduleStore`, :class:`BatchStore` and, with all of these,
-:class:`ReliableStore`. Nothing
-else knows which script or command a question takes, with which keys, or in which shape its reply
-comes, except for :mod:`delayq._reliable.moved_partition` and the modules that store offers. Methods
-that run at once raise the errors of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
-For calls that leave in batches, or when a queue closes, methods build the :class:`Request` instead.
-All moments and durations are in microseconds.
-"""
+"""The scripts of a reliable queue, and how to run them in one partition."""
 
 from __future__ import annotations
 
@@ -83,12 +73,12 @@ PAGE = 100
 """How many messages one script reads or drops: a script blocks the whole server while it runs."""
 
 
-class Store:
-    """Runs the scripts of one queue.
+class ScriptRunner:
+    """Runs the scripts of one partition. The stores are made of this.
 
     Attributes:
         client: Runs the calls.
-        keys: The queue's keys.
+        keys: The partition's keys.
     """
 
     def __init__(self, client: RedisClient, keys: ReliableKeys) -> None:

@@ -1,4 +1,12 @@
-"""All that the server has of one reliable queue."""
+"""All that the server has of one partition of a reliable queue, except for what offers store.
+
+A store has a typed method for each script and command. Nothing else knows which script or command a
+question takes, with which keys, or in which shape its reply comes, except for
+:mod:`delayq._reliable.moved_partition` and the modules that store offers. Methods that run at once
+raise the errors of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`. For calls that
+leave in batches, or when a queue closes, methods build the :class:`Request` instead. All moments
+and durations are in microseconds.
+"""
 
 from __future__ import annotations
 

@@ -182,13 +182,13 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
             raise OutcomeUnknown("planned")
         return answer
 
-    run_soon = RedisClient.run_soon
-    monkeypatch.setattr(RedisClient, "run_soon", lambda *_args, **_options: None)
+    send_now = RedisClient.send_now
+    monkeypatch.setattr(RedisClient, "send_now", lambda *_args, **_options: None)
     monkeypatch.setattr(RedisClient, "_attempt", losing)
     with pair[1].paused(), breaking(), pytest.raises(delayq.NotDurable, match="0 of 1"):
         await jobs.offer(1)
     assert lost == 1
-    monkeypatch.setattr(RedisClient, "run_soon", run_soon)
+    monkeypatch.setattr(RedisClient, "send_now", send_now)
     assert (await jobs.stats()).ready == 2
 
 

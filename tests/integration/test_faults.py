@@ -43,9 +43,9 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
-        attempt, run_soon, send_one = (
+        attempt, send_now, send_one = (
             RedisClient._attempt,
-            RedisClient.run_soon,
+            RedisClient.send_now,
             return_calls.send_one,
         )
 
@@ -87,7 +87,7 @@ class Faults:
             lost: Callable[[Any], object] = lambda answer: on_reply(
                 answer if isinstance(answer, ServerUnavailable) else OutcomeUnknown("planned")
             )
-            wire = run_soon(
+            wire = send_now(
                 server, script, keys, args, lost if fault == "lost" else on_reply, beside
             )
             if wire is None:
@@ -114,7 +114,7 @@ class Faults:
         # Give each script one form only, and one name on the server.
         monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
         monkeypatch.setattr(RedisClient, "_attempt", faulty)
-        monkeypatch.setattr(RedisClient, "run_soon", faulty_soon)
+        monkeypatch.setattr(RedisClient, "send_now", faulty_soon)
         monkeypatch.setattr(return_calls, "send_one", faulty_back)
 
     def fail(self, script: Script, fault: str, *, after: int = 0, times: float = math.inf) -> None:

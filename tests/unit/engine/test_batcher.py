@@ -69,7 +69,7 @@ class Store:
             module = "batcher" if name == "MAX_WAITING_BYTES" else "batch_plan"
             self._monkeypatch.setattr(f"delayq._engine.{module}.{name}", value)
 
-    def run_soon(
+    def send_now(
         self,
         _script: Script,
         _keys: Any,
