@@ -8,22 +8,18 @@ import logging
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._engine.dispatcher import Dispatcher
-from delayq._logging import about
-from delayq._reliable.dead_letters import half_way
 from delayq._reliable.ids import PartitionRotation, home_of, partition_of
 from delayq._reliable.notifications import MessageNotifications
-from delayq._reliable.outcomes import Outcome
 from delayq._reliable.partition import Partition
+from delayq._reliable.probes import Probes
 from delayq._reliable.reports import Reports
-from delayq._reliable.scripts import PAGE
 from delayq._reliable.settings import DEFAULTS
 from delayq._reliable.settings_cache import SettingsCache
 from delayq._reliable.store import ReliableStore
-from delayq.errors import Closed, DelayqError, ResultTimeout, ServerError, ServerUnavailable
+from delayq.errors import Closed, DelayqError
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
@@ -31,14 +27,12 @@ if TYPE_CHECKING:
         Awaitable,
         Callable,
         Collection,
-        Iterable,
         Iterator,
         Sequence,
     )
 
     from delayq._engine.context import EngineContext
     from delayq._engine.scheduler import Scheduler
-    from delayq._engine.store import NextDue
     from delayq._redis.return_calls import ShutdownCalls
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.replies import Claim
@@ -156,7 +150,7 @@ class OpenReliableQueue:
         if self.closing.done():
             raise Closed("the queue is closed")
 
-    # Placement
+    # Where messages lie
 
     def partition_of(self, id: str | bytes) -> Partition:  # noqa: A002
         """Return the partition of a message, unless it has a group and an id of the caller's
@@ -192,88 +186,10 @@ class OpenReliableQueue:
             for partition in candidates():
                 if answer := await self.settings.repeat(partial(read, partition)):
                     return answer
-            if not await self._has_other_partitions(count):
+            if not await self.has_other_partitions(count):
                 return None
 
-    async def change(
-        self,
-        ids: Sequence[str],
-        call: Callable[[ReliableStore, Sequence[str]], Awaitable[list[bool]]],
-    ) -> list[bool]:
-        """Change messages wherever they lie, and return which of them ``call`` has changed.
-
-        The partitions are asked as in :meth:`search`.
-
-        Raises:
-            OutcomeUnknown: Some were changed, or may have been. With any other error, none was.
-        """
-        changed: dict[str, bool] = dict.fromkeys(ids, False)
-        try:
-            while True:
-                count = self.settings.stored.partitions
-                candidates = [self.candidates(id) for id in changed]  # noqa: A001
-                for partitions in zip_longest(*candidates):
-                    parts: dict[Partition, list[str]] = {}
-                    for id, partition in zip(changed, partitions, strict=True):  # noqa: A001
-                        if partition is not None and not changed[id]:
-                            parts.setdefault(partition, []).append(id)
-                    for partition, part in parts.items():
-                        for at in range(0, len(part), PAGE):
-                            page = part[at : at + PAGE]
-                            replies = await self.settings.repeat(
-                                partial(call, partition.store, page)
-                            )
-                            changed.update(zip(page, replies, strict=True))
-                if all(changed.values()) or not await self._has_other_partitions(count):
-                    break
-        except ServerError as error:
-            raise half_way(error, sum(changed.values())) from error.__cause__
-        return [changed[id] for id in ids]  # noqa: A001
-
-    async def outcome(self, id: str, timeout: float | None) -> Outcome:  # noqa: A002
-        """Return the end of a message. Without records, the message may still be alive.
-
-        Args:
-            id: The message's id.
-            timeout: How long to wait, in seconds; None for no limit, 0 to read it once.
-
-        Raises:
-            ResultTimeout: It has not ended yet; or the server did not answer.
-            ServerError: With a ``timeout`` of 0, or if the server refuses the call.
-            Closed: The queue was closed.
-        """
-        if timeout == 0:
-            outcome = await self._read_outcome(id, 0)
-            if outcome.is_pending:
-                raise ResultTimeout(id, 0.0)
-            return outcome
-        for partition in self.partitions:
-            partition.listen()
-        return await self.notifications.wait_for_outcome(id, timeout, self._read_outcome)
-
-    async def _read_outcome(self, id: str, remember_us: int) -> Outcome:  # noqa: A002
-        """Return the end of a message, or that it lives.
-
-        The server remembers for ``remember_us`` that this client waits.
-        """
-        while True:
-            count, outcomes = self.settings.stored.partitions, list[Outcome]()
-            candidates = self.candidates(id)
-            for partitions in (candidates[:1], candidates[1:]):
-                for partition in partitions:
-                    outcome = await self.settings.repeat(
-                        partial(partition.store.await_end, id, remember_us)
-                    )
-                    if outcome.is_live:
-                        return outcome
-                    outcomes.append(outcome)
-                newest = max(outcomes, key=lambda outcome: outcome.moment_us)
-                if newest.moment_us:
-                    return newest
-            if not await self._has_other_partitions(count):
-                return newest
-
-    async def _has_other_partitions(self, count: int) -> bool:
+    async def has_other_partitions(self, count: int) -> bool:
         """Return whether the queue has got another number of partitions than ``count``: a client
         that was not notified may have asked the wrong ones.
         """
@@ -470,81 +386,3 @@ class OpenReliableQueue:
         self._ended_partitions.add(index)
         if len(self._ended_partitions) >= len(self.partitions):
             await self.reports.aclose(deadline)
-
-
-class Probes:
-    """Finds out which partitions of a queue have something due, with one call to each server.
-
-    A server that does not answer holds up no other.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        scheduler: Scheduler,
-        services: EngineContext,
-        dispatcher: Dispatcher[Claim],
-        settings: SettingsCache,
-    ) -> None:
-        self._name = name
-        self._scheduler = scheduler
-        self._services = services
-        self._dispatcher = dispatcher
-        self._settings = settings
-        # The partitions to probe next, by server, and the servers to which a probe is under way.
-        self._requested: dict[object, dict[Partition, None]] = {}
-        self._probed_servers: set[object] = set()
-        self._turn = 0
-
-    def request(self, partitions: Sequence[Partition]) -> None:
-        """Probe partitions now, or right after the probe that is under way."""
-        # Each time, another one is the first to be asked for messages.
-        self._turn += 1
-        at = self._turn % len(partitions)
-        for partition in (*partitions[at:], *partitions[:at]):
-            server = self._server_of(partition)
-            self._requested.setdefault(server, {})[partition] = None
-        for server in self._requested:
-            if server not in self._probed_servers:
-                self._probed_servers.add(server)
-                self._services.background.spawn(self._run(server), f"probe {self._name}")
-
-    def _server_of(self, partition: Partition) -> object:
-        try:
-            return self._services.nodes.pool_of(partition.keys.wake)
-        except ServerError:
-            return partition
-
-    async def _run(self, server: object) -> None:
-        try:
-            while partitions := self._requested.pop(server, None):
-                await self._probe(partitions)
-        finally:
-            self._probed_servers.discard(server)
-
-    async def _probe(self, partitions: Iterable[Partition]) -> None:
-        pending = {partition: partition.wakeups.plan.knowledge for partition in partitions}
-        number = self._dispatcher.begin_probe([partition.claims.source for partition in pending])
-
-        def on_reply(partition: Partition, due_us: int, reply: NextDue) -> None:
-            knowledge = pending.pop(partition)
-            self._settings.on_epoch(partition.index, reply.epoch.decode(errors="replace"))
-            if due_us:
-                partition.wakeups.on_probe(due_us, knowledge)
-            partition.claims.source.end_probe(number, may_have_items=not due_us)
-
-        try:
-            await self._scheduler.check(
-                [(partition, partition.keys.re_checked) for partition in pending], on_reply
-            )
-        except Exception as error:  # noqa: BLE001 - partitions must not stay pending, whatever fails
-            if isinstance(error, DelayqError):
-                failure: DelayqError = error
-            else:
-                _log.exception("queue %r: a probe failed", self._name, extra=about(self._name))
-                failure = ServerUnavailable(f"a probe failed: {type(error).__name__}")
-            for partition in pending:
-                partition.claims.source.fail_probe(failure)
-                if self._dispatcher.callers.are_waiting:
-                    # Its own calls are repeated until one succeeds.
-                    partition.wake()

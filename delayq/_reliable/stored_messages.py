@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Generic, Literal
 
 from delayq._durations import Duration, seconds
@@ -11,8 +12,16 @@ from delayq._generics import T
 from delayq._reliable.dead_letters import check_page, checked_ids, half_way
 from delayq._reliable.ids import checked_id, home_of
 from delayq._reliable.listing import live_page
-from delayq._reliable.outcomes import history_of
-from delayq.errors import BadInput, MessageFailed, NoResult, ServerError, ServerRefused
+from delayq._reliable.outcomes import Outcome, history_of
+from delayq._reliable.scripts import PAGE
+from delayq.errors import (
+    BadInput,
+    MessageFailed,
+    NoResult,
+    ResultTimeout,
+    ServerError,
+    ServerRefused,
+)
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -43,11 +52,37 @@ class StoredMessages(Generic[T]):
         ids: Iterable[str],
         call: Callable[[ReliableStore, Sequence[str]], Awaitable[list[bool]]],
     ) -> list[bool]:
-        """Change messages, and return for each id whether ``call`` has changed its message."""
+        """Change messages wherever they lie, and return for each id whether ``call`` has changed
+        its message.
+
+        Raises:
+            OutcomeUnknown: Some were changed, or may have been. With any other error, none was.
+        """
         if (checked := checked_ids(ids)) is None:
             raise BadInput("ids must be a list of ids, not None")
-        await self._consumer.declare()
-        return await self._queue.change(checked, call)
+        queue = await self._consumer.declare()
+        changed: dict[str, bool] = dict.fromkeys(checked, False)
+        try:
+            while True:
+                count = queue.settings.stored.partitions
+                candidates = [queue.candidates(id) for id in changed]  # noqa: A001
+                for partitions in zip_longest(*candidates):
+                    parts: dict[Partition, list[str]] = {}
+                    for id, partition in zip(changed, partitions, strict=True):  # noqa: A001
+                        if partition is not None and not changed[id]:
+                            parts.setdefault(partition, []).append(id)
+                    for partition, part in parts.items():
+                        for at in range(0, len(part), PAGE):
+                            page = part[at : at + PAGE]
+                            replies = await queue.settings.repeat(
+                                partial(call, partition.store, page)
+                            )
+                            changed.update(zip(page, replies, strict=True))
+                if all(changed.values()) or not await queue.has_other_partitions(count):
+                    break
+        except ServerError as error:
+            raise half_way(error, sum(changed.values())) from error.__cause__
+        return [changed[id] for id in checked]  # noqa: A001
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Return a live message; None if there is no message with that id."""
@@ -66,13 +101,45 @@ class StoredMessages(Generic[T]):
         """
         checked = checked_id(id)
         timeout_s = None if timeout is None else seconds(timeout, "timeout")
-        await self._consumer.declare_and_flush()
-        outcome = await self._queue.outcome(checked, timeout_s)
+        queue = await self._consumer.declare_and_flush()
+        if timeout_s == 0:
+            outcome = await self._read_outcome(checked, 0)
+            if outcome.is_pending:
+                raise ResultTimeout(checked, 0.0)
+        else:
+            for partition in queue.partitions:
+                partition.listen()
+            outcome = await queue.notifications.wait_for_outcome(
+                checked, timeout_s, self._read_outcome
+            )
         if outcome.death is not None and not outcome.is_live:
             raise MessageFailed(checked, outcome.death.reason, outcome.death.error)
         if outcome.record is None or not outcome.record.is_done or outcome.is_live:
             raise NoResult(checked, keeps=outcome.keeps)
         return outcome.record.payload
+
+    async def _read_outcome(self, id: str, remember_us: int) -> Outcome:  # noqa: A002
+        """Return the end of a message, or that it lives.
+
+        The server remembers for ``remember_us`` that this client waits.
+        """
+        queue = self._queue
+        while True:
+            count, outcomes = queue.settings.stored.partitions, list[Outcome]()
+            candidates = queue.candidates(id)
+            for partitions in (candidates[:1], candidates[1:]):
+                for partition in partitions:
+                    outcome = await queue.settings.repeat(
+                        partial(partition.store.await_end, id, remember_us)
+                    )
+                    if outcome.is_live:
+                        return outcome
+                    outcomes.append(outcome)
+                newest = max(outcomes, key=lambda outcome: outcome.moment_us)
+                if newest.moment_us:
+                    return newest
+            if not await queue.has_other_partitions(count):
+                return newest
 
     async def history(self, id: str) -> MessageHistory | None:  # noqa: A002
         """Return what is known about a message, alive or not; None if that is nothing."""
