@@ -25,8 +25,8 @@ class NextDue(NamedTuple):
         listeners: The number of clients that receive its notices on this server; -1 if the user may
             not know it.
         dormant: The number of dormant clients that want messages, on this server.
-        extra: For a delayed queue, the number of ready messages; for a reliable one, the number of
-            schedules.
+        ready_or_schedules: For a delayed queue, the number of ready messages; for a reliable one,
+            the number of schedules.
         epoch: The epoch of a reliable queue's settings.
     """
 
@@ -34,7 +34,7 @@ class NextDue(NamedTuple):
     late_us: int
     listeners: int
     dormant: int
-    extra: int
+    ready_or_schedules: int
     epoch: bytes
 
 

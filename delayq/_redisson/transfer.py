@@ -103,9 +103,9 @@ class TransferTask:
     def resynced(self, due_us: int, next_due: NextDue) -> None:
         """Act on the re-check, which found the next due time and the number of ready payloads."""
         self.take_calls.confirm_in_doubt()
-        if next_due.extra:
+        if next_due.ready_or_schedules:
             self._watch.overlooked()
-        if next_due.extra and self.waiting:
+        if next_due.ready_or_schedules and self.waiting:
             self.wakeups.wake()
         self.wakeups.on_recheck(due_us, next_due)
 

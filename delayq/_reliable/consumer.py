@@ -364,7 +364,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
             for its acknowledgement unless too many are in flight.
         give_back: Returns claimed messages as they were, without counting an attempt.
         quiet: Waits until no claim is in flight, and everything given back has arrived.
-        flush: Waits for the answers to all acknowledgements sent before now.
+        flush: Waits for the replies to all acknowledgements sent before now.
     """
 
     def __init__(self, handle: Consumer[Any], concurrency: int) -> None:

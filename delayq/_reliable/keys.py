@@ -40,8 +40,8 @@ MESSAGES = (
     "expiry_index",
     "checkpoints",
 )
-"""The names that scripts give to the keys of messages, which
-``lua/reliable/include/queue.lua`` describes.
+"""The names that scripts give to the keys of messages, which ``queue.lua`` and ``leases.lua`` in
+``lua/reliable/include`` describe.
 """
 MOST_PARTITIONS = 1024
 """The largest number of partitions of a queue."""
@@ -61,7 +61,7 @@ _KEY_OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + 
 class ReliableKeys:
     """The keys of one reliable queue.
 
-    ``lua/reliable/include/queue.lua`` describes the ``messages``.
+    ``queue.lua`` and ``leases.lua`` in ``lua/reliable/include`` describe the ``messages``.
     """
 
     name: str
@@ -173,11 +173,6 @@ class ReliableKeys:
     def waiting(self) -> tuple[str, ...]:
         """The sorted sets of ids of messages that wait, one for each priority."""
         return self.messages[:PRIORITIES]
-
-    @property
-    def ids(self) -> str:
-        """The sorted set of the ids of priority 0."""
-        return self.messages[0]
 
     @property
     def leased(self) -> str:

@@ -52,7 +52,7 @@ _EXPIRING = (
 )
 # How many dead letters are read at a time, for they may be large.
 _LETTERS = 50
-# The range of the members of `starts` that belong to no group.
+# The range of the members of `rate_log` that belong to no group.
 _STARTS_OF_QUEUE = (b"[\0", b"(\0:")
 
 

@@ -318,7 +318,7 @@ class Mover:
     ) -> StoredSettings:
         outcome, stored = await self._first.repartition(step, self._token, self._to)
         if outcome is ChangeOutcome.LOST:
-            # If only the first answer to the last step was lost, the move has ended.
+            # If only the first reply to the last step was lost, the move has ended.
             if step == "end" and stored.moving_to is None:
                 return stored
             raise SettingsChanged("another process has taken the move over, or it has ended")

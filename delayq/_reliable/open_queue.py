@@ -179,13 +179,13 @@ class OpenReliableQueue:
     ) -> R | None:
         """Ask the partitions in which something may lie, one after the other.
 
-        Returns the first answer that is not false; None if there is none.
+        Returns the first result that is not false; None if there is none.
         """
         while True:
             count = self.settings.stored.partitions
             for partition in candidates():
-                if answer := await self.settings.repeat(partial(read, partition)):
-                    return answer
+                if result := await self.settings.repeat(partial(read, partition)):
+                    return result
             if not await self.has_other_partitions(count):
                 return None
 
@@ -284,7 +284,7 @@ class OpenReliableQueue:
         self._probes.request(partitions)
 
     async def flush(self) -> None:
-        """Wait for the answers to all acknowledgements sent before now."""
+        """Wait for the replies to all acknowledgements sent before now."""
         for partition in self.partitions:
             if partition.acks_in_flight:
                 await partition.acknowledger.flush()

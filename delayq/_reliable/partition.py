@@ -232,7 +232,7 @@ class Partition:
 
     def resynced(self, due_us: int, next_due: NextDue) -> None:
         self.queue.settings.on_epoch(self.index, next_due.epoch.decode(errors="replace"))
-        if next_due.extra:
+        if next_due.ready_or_schedules:
             # Every consumer keeps the recurring messages going, whichever process scheduled them.
             self.recurrence.start_checks()
         self.wakeups.on_recheck(due_us, next_due)

@@ -363,11 +363,14 @@ class StoredSettings:
             " or use another name"
         )
 
-    def to_declare(self) -> dict[str, str]:
-        """Return those that somebody has given."""
+    def given(self) -> dict[str, str]:
+        """Return the settings that somebody has given, as they are stored."""
         derived = ("layout", "epoch", "renumbering", "moving")
-        declared = {name: text for name, text in self.fields.items() if name not in derived}
-        return {**declared, "partitions": str(self.partitions)}
+        return {name: text for name, text in self.fields.items() if name not in derived}
+
+    def to_declare(self) -> dict[str, str]:
+        """Return what to declare, so that the server has these settings again."""
+        return {**self.given(), "partitions": str(self.partitions)}
 
     def missing(self, declared: SettingTexts) -> dict[str, str]:
         """Return those of the declared settings of which none is stored."""

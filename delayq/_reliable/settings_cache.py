@@ -15,7 +15,7 @@ The client then reads the settings and repeats the call, so that callers notice 
 Before a queue gets a number, a client looks at its second partition: that may have a copy of
 settings that the server of the first one has lost or evicted.
 
-A notification, or an epoch in the answer of a re-check, makes a client read the settings again.
+A notification, or an epoch in the reply to a re-check, makes a client read the settings again.
 """
 
 from __future__ import annotations

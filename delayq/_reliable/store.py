@@ -140,10 +140,7 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         Raises:
             SettingsChanged: Another release has written it.
         """
-        derived = ("layout", "epoch", "renumbering", "moving")
-        parts = chain.from_iterable(
-            item for item in settings.fields.items() if item[0] not in derived
-        )
+        parts = chain.from_iterable(settings.given().items())
         epoch: bytes = await self.run(scripts.COPY_SETTINGS, partition, settings.epoch, *parts)
         return epoch.decode(errors="replace")
 

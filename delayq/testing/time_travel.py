@@ -204,7 +204,7 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
     store = DelayedStore(server, keys)
     next_due = await store.resync()
     leased = await store.count_leased()
-    if next_due.wait_us and not next_due.extra and not leased:
+    if next_due.wait_us and not next_due.ready_or_schedules and not leased:
         return ""
     newly_due = "" if next_due.wait_us else ", and others just came due"
-    return f"{keys.name!r} has {next_due.extra} ready, {leased} leased{newly_due}"
+    return f"{keys.name!r} has {next_due.ready_or_schedules} ready, {leased} leased{newly_due}"

@@ -2,7 +2,7 @@
 --
 -- Keys:
 --   messages    see include/queue.lua
---   settings    HASH  see include/groups.lua
+--   settings    HASH  see include/settings.lua
 --   kept_slots  ZSET  names of cancelled messages that keep their slots, which have positions, too
 -- Roles: admin, dashboard, consumer
 -- Repeatable: yes

@@ -2,7 +2,7 @@
 --
 -- Keys:
 --   leases      see include/leases.lua
---   settings    HASH  see include/groups.lua
+--   settings    HASH  see include/settings.lua
 --   kept_slots  ZSET  see include/kept_slots.lua
 -- Arguments:
 --   first  text  the name at which to begin

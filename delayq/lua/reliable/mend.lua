@@ -4,7 +4,7 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   settings  HASH     see include/groups.lua
+--   settings  HASH     see include/settings.lua
 -- Arguments:
 --   cursor  text  where to go on among the bodies: 0 at first
 -- Roles: admin, consumer

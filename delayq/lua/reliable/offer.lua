@@ -9,7 +9,7 @@
 --   settings        HASH     see include/settings.lua
 --   call            STRING   see include/call.lua
 -- Arguments:
---   number           int   of this call: the same as that of the last one if its answer was lost
+--   number           int   of this call: the same as that of the last one if its reply was lost
 --   partitions       int   the number of partitions by which the caller has placed the messages
 --   id...            text  of each message
 --   priority...      int   0 to 9
@@ -35,8 +35,8 @@
 -- include: settings
 -- include: call
 
-local answered = earlier_reply()
-if answered then return answered end
+local first_reply = earlier_reply()
+if first_reply then return first_reply end
 local layout, stored_number, max_size = unpack(redis.call('HMGET', settings, 'layout', 'partitions', 'max_size'))
 if not agrees_on(partitions, layout, stored_number) then return settings_changed() end
 max_size = number_or(0, max_size)
@@ -127,7 +127,7 @@ for id in pairs(in_use) do
   if not message or message.expired then in_use[id] = nil end
 end
 -- The messages of a call are a quarter of a microsecond apart, so that they keep their order. Those
--- without a delay are put back in time for it.
+-- without a delay begin so long before now that the last of them is not due later than now.
 local quarters, whole, first_moment = {[0] = '0', '1', '2', '3'}, nil, nil
 local earlier = now - math.ceil(COUNT / 4)
 

@@ -2,13 +2,13 @@
 -- priority 0, and no time to live. The queue has no size limit.
 --
 -- Keys:
---   ids       ZSET     waiting_0 in include/queue.lua
---   bodies    HASH     see include/leases.lua
---   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   settings  HASH     see include/settings.lua
---   call      STRING   see include/call.lua
+--   waiting_0  ZSET     of include/queue.lua
+--   bodies     HASH     see include/leases.lua
+--   wake       CHANNEL  where a new head is announced: its due time, microseconds
+--   settings   HASH     see include/settings.lua
+--   call       STRING   see include/call.lua
 -- Arguments:
---   number       int   of this call: the same as that of the last one if its answer was lost
+--   number       int   of this call: the same as that of the last one if its reply was lost
 --   partitions   int   the number of partitions by which the caller has placed the messages
 --   id...        text  of each message
 --   delay_us...  int   time from now, microseconds
@@ -32,7 +32,7 @@ if not agrees_on(partitions, layout, stored_number) then return settings_changed
 if max_size and string.find(max_size, '^%d*[1-9]%d*$') then return settings_changed() end
 
 -- The messages of a call are a quarter of a microsecond apart, so that they keep their order. Those
--- without a delay are put back in time for it.
+-- without a delay begin so long before now that the last of them is not due later than now.
 local now = now_us()
 local earlier, quarters, whole, whole_of = now - math.ceil(COUNT / 4), {[0] = '0', '1', '2', '3'}, nil, nil
 local names, new_bodies, scores, count, earliest = {}, {}, {}, 0, math.huge
@@ -62,7 +62,7 @@ if reply == -1 then
   return reply
 end
 
-local head = redis.call('ZRANGE', ids, 0, 0, 'WITHSCORES')[2]
+local head = redis.call('ZRANGE', waiting[0], 0, 0, 'WITHSCORES')[2]
 -- Tell the others only if they would wake too late otherwise.
 if not head or earliest < tonumber(head) then
   local receivers = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(earliest), now)))
@@ -70,8 +70,8 @@ if not head or earliest < tonumber(head) then
   if type(receivers) ~= 'number' then reply = -3 end
 end
 -- First the key that may be of a foreign type: the type of the bodies is known.
-redis.call('ZADD', ids, unpack(scores))
+redis.call('ZADD', waiting[0], unpack(scores))
 redis.call('HSET', bodies, unpack(new_bodies))
--- Last, because a full server refuses a script only before its first write.
+-- Last, so that a full server does not refuse it: that refuses only the first write of a script.
 keep_reply(reply)
 return reply

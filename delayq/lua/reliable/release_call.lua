@@ -1,4 +1,4 @@
--- release_call: return the messages of a claim whose answer was lost, and keep it from handing out
+-- release_call: return the messages of a claim whose reply was lost, and keep it from handing out
 -- any if it has not arrived yet.
 --
 -- Keys:

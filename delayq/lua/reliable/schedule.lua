@@ -40,8 +40,8 @@ local shift = clock_shift()
 local shifted_now = now + shift
 priority = tonumber(priority)
 local facts, stored_content = load_schedule(name)
-local function answer() return {facts.next == '' and -1 or tonumber(facts.next) - shift, #facts.upcoming} end
-if facts and tonumber(version) < tonumber(facts.version) then return answer() end
+local function reply() return {facts.next == '' and -1 or tonumber(facts.next) - shift, #facts.upcoming} end
+if facts and tonumber(version) < tonumber(facts.version) then return reply() end
 
 -- The moment that has passed: its occurrence was cancelled, purged or the like, or is with a worker
 -- already.
@@ -72,4 +72,4 @@ else
 end
 enqueue_next(name, facts, content, now, shift)
 save_schedule(name, facts, content)
-return answer()
+return reply()

@@ -3,7 +3,7 @@
 -- Keys:
 --   leases    see include/leases.lua
 --   wake      CHANNEL  where a group that may run earlier is announced: when, microseconds
---   settings  HASH     see include/groups.lua
+--   settings  HASH     see include/settings.lua
 -- Arguments:
 --   partitions  int   the number of partitions by which the caller has found this one
 --   group       text  its name

@@ -10,7 +10,7 @@
 --   record_times   ZSET     ids with a record, scored by its last change, microseconds
 --   records        HASH     these records: see reliable/include/records.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
---   settings       HASH     see reliable/include/groups.lua: its field "ungrouped_turn"
+--   settings       HASH     see reliable/include/settings.lua: its field "ungrouped_turn"
 --   kept_slots     ZSET     names of cancelled messages that keep their slots, scored by the end of
 --                           their leases, microseconds
 --   batches        HASH     see reliable/include/batches.lua

@@ -1,7 +1,7 @@
 -- call: tell the repetition of a call from a new call. See docs/redis-data-model.md.
 --
 -- The key `call` is a STRING: the number of a client's last call to this queue, and the reply to
--- it. A client repeats a call whose answer was lost, under the same number.
+-- it. A client repeats a call whose reply was lost, under the same number.
 --
 -- A call with the number 0 stores rows of an outbox. It has a key of its own, and may be repeated by
 -- another process, which must not store what has been handled meanwhile. So its reply is kept until
@@ -24,7 +24,7 @@ local function earlier_reply()
     redis.call('SET', call, last_call, 'PX', kept_ms())
     return reply
   end
-  -- This first try was overtaken by its repetition: its answer is no longer awaited.
+  -- This first try was overtaken by its repetition: its reply is no longer awaited.
   if (tonumber(last_number) or 0) > tonumber(number) then
     return redis.error_reply('DELAYQ_LATE the call was repeated, and answered')
   end
