@@ -21,7 +21,7 @@ _TOLD_WITHIN = 1.0
 
 
 class ClaimTerms(NamedTuple):
-    """What one claim may bring.
+    """The terms of one claim.
 
     Attributes:
         may_bring_suspect: Whether it may bring a suspect.
@@ -123,7 +123,7 @@ class Suspects(Generic[T]):
         """End a claim, whatever its outcome.
 
         Args:
-            terms: What :meth:`begin_claim` has returned.
+            terms: Returned by :meth:`begin_claim`.
             suspect: The suspect that it brought, if any.
             timer: Runs the waits.
             cleared_in: After how many seconds that suspect counts as cleared.

@@ -122,7 +122,14 @@ class Script:
 
 
 class Request(NamedTuple):
-    """A call to a script, to retry up to a deadline on the event loop's clock, or as others are."""
+    """A call to a script.
+
+    Attributes:
+        script: The script.
+        keys: Its keys.
+        args: Its arguments.
+        deadline: Until when to retry it, by the event loop's clock; None: for as long as others.
+    """
 
     script: Script
     keys: Sequence[str]

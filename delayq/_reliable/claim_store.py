@@ -56,7 +56,7 @@ class ClaimStore(ScriptRunner):
             max_count: The largest number of messages.
             policy: The settings of those who want the messages.
             signature: Published with the notice to other clients; empty for no notice.
-            terms: What the claim may bring.
+            terms: Tells whether it may bring a suspect, and whether that is alone here.
             own_suspect: The suspect of this queue that the client has at work, if any.
 
         Raises:

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Maximum number of messages claimed per script call: a script blocks the whole server while it
-# runs.
-BATCH = 100
+MOST_PER_CLAIM = 100
+"""Maximum number of messages that one call claims from a partition: a script blocks the whole
+server while it runs.
+"""
 _RETURN_WITHIN = 0.1
 
 
@@ -163,7 +164,7 @@ class Claims:
             if self._calls.is_unsure:
                 await self._recover()
             await self.source.return_queue.drain(_RETURN_WITHIN)
-            take, policy = self.source.begin(BATCH)
+            take, policy = self.source.begin(MOST_PER_CLAIM)
             if not take:
                 return CallOutcome.NO_CALLERS
             if self._services.suspects.keeps_others_out:

@@ -12,6 +12,7 @@ from delayq._engine.leases import Batch as Prefetched
 from delayq._engine.reader import Reader
 from delayq._generics import T
 from delayq._reliable.batches import Batch
+from delayq._reliable.claims import MOST_PER_CLAIM
 from delayq._reliable.failures import RetryRules
 from delayq._reliable.ids import AT_SIGN, is_occurrence
 from delayq._reliable.message import Message
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
 
 M = TypeVar("M", bound=Message[Any])
-
-# Maximum number of messages that one call claims from a partition.
-_BATCH = 100
 
 
 def _never() -> bool:
@@ -152,6 +150,7 @@ class Consumer(Generic[M]):
 
     def wrap_stored(self, partition: Partition, stored: StoredMessage) -> M:
         """Return a message that was read without being claimed."""
+        # A message finds its facts in a claim. This one has no lease: its token is empty.
         claim = Claim(
             stored.id,
             b"",
@@ -271,7 +270,7 @@ class WorkerMessage(Message[T]):
 
     __slots__ = ()
 
-    # Not methods that call these: each message would pay for them.
+    # Not `def begin` and `def end`, which call these: each message would pay for them.
     begin = Message._begin  # noqa: SLF001
     end = Message._end  # noqa: SLF001
 
@@ -407,7 +406,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
     @property
     def most_at_once(self) -> int:
         """Maximum number of messages to claim at once."""
-        return _BATCH * len(self.queue.partitions)
+        return MOST_PER_CLAIM * len(self.queue.partitions)
 
     @property
     def unanswered(self) -> int:

@@ -620,6 +620,8 @@ class Message(Generic[T]):
     def _end(self, error: BaseException | None = None) -> bool:
         """End the block, which has raised ``error``, and return True; return False if
         :meth:`__aexit__` must follow, because something has to be awaited or raised.
+
+        Safe to call again, as :meth:`__aexit__` does.
         """
         context, claim = self._context, self._claim
         if (task := self._task) is not None:

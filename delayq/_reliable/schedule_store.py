@@ -27,9 +27,7 @@ _ENDED = b'{"ended":'
 
 
 class StoredSchedules(NamedTuple):
-    """What is stored of each schedule, by name, and by how much tests have moved the time, in
-    microseconds.
-    """
+    """The stored schedules by name, and by how much tests have moved the time, in microseconds."""
 
     entries: dict[bytes, bytes]
     shift_us: int

@@ -11,7 +11,7 @@ from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.ids import new_id, new_id_in
 from delayq._reliable.offer import ENDS_EARLY_TEXT, STORED, OfferOutcome
-from delayq._reliable.settings_cache import MOST_TRIES, before_a_call
+from delayq._reliable.settings_cache import MOST_TRIES, nothing_sent_yet
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -390,7 +390,7 @@ class Sender:
         level = self.level_for(durability)
         if level is None:
             return offers.batcher
-        with before_a_call():
+        with nothing_sent_yet():
             return await offers.batchers.batcher_for(level)
 
     async def _batcher_or_error(

@@ -127,7 +127,7 @@ class SettingsCache:
             or self.stored.missing(declared)
             or self._unknown_differences(declared)
         ):
-            with before_a_call():
+            with nothing_sent_yet():
                 number = (
                     {"partitions": self._declared.get("partitions", "1")}
                     if set_partition_count
@@ -143,7 +143,7 @@ class SettingsCache:
 
         Raises as :meth:`learn`.
         """
-        with before_a_call():
+        with nothing_sent_yet():
             number = next(self._reads)
             stored = await self._store.settings()
             stored.check_layout(self.name)
@@ -257,7 +257,7 @@ class SettingsCache:
 
         Raises as :meth:`learn`.
         """
-        with before_a_call():
+        with nothing_sent_yet():
             stored = await self.read()
             began = time.monotonic()
             while stored.refuses_offers:
@@ -519,9 +519,9 @@ class Declaration:
 
 
 @contextmanager
-def before_a_call() -> Iterator[None]:
-    """Raise ServerUnavailable where nothing is unknown about the caller's own call: it was not made
-    yet.
+def nothing_sent_yet() -> Iterator[None]:
+    """Turn OutcomeUnknown in this block into ServerUnavailable: the caller's own call comes after
+    the block, so it was not sent.
     """
     try:
         yield
