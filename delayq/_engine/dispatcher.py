@@ -75,7 +75,7 @@ class ClaimSource(Source, Generic[Item]):
         request_probe: Requests a probe.
         return_queue: The items that go back to the source.
         has_more: Whether the last claim left items.
-        is_limited: Whether limits hold back items that are due, as far as is known.
+        is_limited: Whether limits keep items back that are due, as far as is known.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ClaimSource(Source, Generic[Item]):
         self.distribute(self._callers.end_claim(self, items, has_more=has_more), has_more=has_more)
 
     def note_limits(self, *, is_limited: bool, are_others: bool) -> None:
-        """Note whether limits hold back items of this source, and whether there are other clients
+        """Note whether limits keep items of this source back, and whether there are other clients
         that would handle what is fetched ahead here.
         """
         self.is_limited = is_limited
@@ -240,7 +240,7 @@ class Dispatcher(Generic[Item]):
 
     @property
     def is_limited(self) -> bool:
-        """Whether limits hold back items that are due, as far as is known."""
+        """Whether limits keep items back that are due, as far as is known."""
         return any(source.is_limited for source in self._sources)
 
     @property

@@ -58,7 +58,7 @@ class PlainMessage(_PlainFields):
         id: The message's id; empty until the message is sent.
         when: The delay, as :func:`brief` writes it.
         content: Headers and payload, as :func:`content` builds them.
-        id_generated: As in :class:`OptionsMessage`, like ``group`` and ``homes``.
+        id_generated: True. It has no ``group`` and no ``homes``: see :class:`OptionsMessage`.
     """
 
     __slots__ = ()
@@ -93,13 +93,13 @@ class OptionsMessage(NamedTuple):
     Attributes:
         id: The message's id; empty until the message is sent, if it is generated.
         priority: 0 to 9.
-        when: As in :class:`PlainMessage`; or ``@`` and the moment, as in
+        when: The delay, as :func:`brief` writes it; or ``@`` and the moment, as in
             :data:`delayq._durations.DueTime`.
         ttl_us: Time to live, in microseconds; 0 for no limit.
         unique_us: For how long the id counts as taken, whatever becomes of the message, in
             microseconds; 0 for as long as the message lives.
         on_duplicate: How to treat an id that is taken: ``raise``, ``ignore`` or ``replace``.
-        content: As in :class:`PlainMessage`, with the message's own limits.
+        content: Its own limits, headers and payload, as :func:`content` builds them.
         id_generated: Whether delayq generates the id.
         group: The message's group, if it has one.
         homes: The groups of its followers, and the ids of those without one: all of them lie in its

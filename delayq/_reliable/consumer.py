@@ -419,9 +419,9 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
         return self.queue.dispatcher.is_contested
 
     async def is_limited(self) -> bool:
-        """Return whether messages are due that a limit holds back, after a claim that got none."""
+        """Return whether messages are due that a limit keeps back, after a claim that got none."""
         if (partitions := len(self.queue.partitions)) > 1:
-            # Probing a partition does not tell what limits hold back there, as a claim does.
+            # Probing a partition does not tell what limits keep back there, as a claim does.
             self.queue.expect_messages_everywhere()
             if claimed := await self.claim(partitions, 0.0):
                 self.give_back(claimed)

@@ -171,8 +171,8 @@ class SettingsCache:
             copy.check_layout(self.name)
             if copy.has_partition_count:
                 _log.warning(
-                    "queue %r: the server has lost its settings: those hold of which a partition"
-                    " has a copy",
+                    "queue %r: the server has lost its settings: the copy that a partition has is"
+                    " declared instead",
                     self.name,
                     extra=about(self.name),
                 )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# In a burst, how long a claim waits for messages that a limit holds back, in seconds.
+# In a burst, how long a claim waits for messages that a limit keeps back, in seconds.
 _LIMITED_CLAIM_WAIT = 1.0
 # Number of times in a row that the server must refuse a claim to end a burst.
 _REFUSED_FOR_GOOD = 5

@@ -14,7 +14,7 @@ its messages back has the next free slot, or it might never get one: while it as
 them again, the slot is reserved for it.
 
 Messages that run under a limit on concurrency take up its slots while they wait here. So as long as
-the limit holds messages back that other clients would handle, none are claimed ahead.
+the limit keeps messages back that other clients would handle, none are claimed ahead.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SlotPlan:
         max_running: Maximum number of handlers that run.
         turns: The feeds that have something to do, in the order of their turns.
         reserved: The feeds for which a slot is reserved, in order.
-        limited: The feeds that have due messages which a limit holds back, as far as is known, in
+        limited: The feeds that have due messages which a limit keeps back, as far as is known, in
             a burst.
         failing: The errors for which claims of feeds are repeated.
         running: Number of handlers that are running.

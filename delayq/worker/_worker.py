@@ -327,7 +327,7 @@ class Worker:
 
         Args:
             burst: Return when nothing is due in any of the queues and no handler is running. The
-                worker waits for messages that are due but held back by a limit. It does not wait
+                worker waits for messages that are due but kept back by a limit. It does not wait
                 for delayed messages, such as those that are to be tried again, nor for messages
                 that other workers have, or that are paused.
             started: Called when everything is set up and messages are about to arrive.

@@ -13,7 +13,7 @@
 --   most_bytes  int     and take none beyond this many bytes except the first
 --   listed      0 or 1  whether the ordered list is kept
 --   lease_us    int     the records go back after this time, unless the caller confirms that the
---                       answer has come
+--                       reply has come
 --   token       text    of their lease, which ends in ":pending"
 -- Roles: admin
 -- Repeatable: no

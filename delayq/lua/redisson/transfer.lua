@@ -13,11 +13,11 @@
 -- Arguments:
 --   limit       int     move at most this many: a script blocks the whole server while it runs
 --   take        int     hand at most this many ready payloads to the caller
---   most_bytes  int     and none beyond this many bytes except the first: an answer has to cross a
+--   most_bytes  int     and none beyond this many bytes except the first: a reply has to cross a
 --                       slow network in reasonable time
 --   lease_us    int     how long the caller holds the payloads
 --   each        0 or 1  whether each payload has a lease of its own; otherwise all have one, which
---                       ends as soon as the caller confirms that the answer has come
+--                       ends as soon as the caller confirms that the reply has come
 --   call        text    the caller's name for this call: the token of its one lease, or the tokens
 --                       are call:001, call:002, ...
 --   signature   text    of the caller. If all due messages were moved, it is published behind the
@@ -53,7 +53,7 @@ if take > 0 and redis.call('EXISTS', fence) == 1 then take = 0 end
 -- From -inf, because a foreign negative score would stay the head forever otherwise.
 local ended = redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, limit)
 local due = redis.call('ZRANGEBYSCORE', timeout, '-inf', now_ms, 'LIMIT', 0, limit)
--- The caller wakes for the end of other leases. Its own lease for the call ends with the answer.
+-- The caller wakes for the end of other leases. Its own lease for the call ends with the reply.
 local wait = shorter_wait(wait_us(timeout, now, 1000, #due), wait_us(leases, now, 1000, #ended))
 local returned = end_leases(ended)
 if returned > 0 then
@@ -91,8 +91,8 @@ local first = is_full and 1 or hand_out(payloads)
 -- Until the last writes, which put nothing anywhere, each message is where it was: so none is lost if
 -- a right has been taken away meanwhile. That they are permitted has to be known before.
 if from_list > 0 then
-  local answer = redis.pcall('LTRIM', ready, 'wrong', '')
-  if not string.find(tostring(answer.err), 'integer') then return answer end
+  local reply = redis.pcall('LTRIM', ready, 'wrong', '')
+  if not string.find(tostring(reply.err), 'integer') then return reply end
 end
 -- A full server accepts all writes after one that takes no memory.
 if #due > 0 or from_list > 0 then redis.call('ZREMRANGEBYRANK', timeout, 1, 0) end
