@@ -468,7 +468,7 @@ class ClaimAcknowledger(Acknowledger[Claim]):
                 # They come back when their leases would have ended.
                 pass
             except Exception as error:  # noqa: BLE001 - the next ones are freed all the same
-                text = "the slots of %d cancelled messages are held until their leases end"
+                text = "the slots of %d cancelled messages stay taken until their leases end"
                 log(logging.ERROR, self.name, text, len(claims), error=error)
             del self._slots_to_free[: len(claims)]
 

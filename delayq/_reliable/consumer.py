@@ -133,7 +133,7 @@ class Consumer(Generic[M]):
     def wrap(self, claim: Claim, ahead: Prefetched[Any] | None = None) -> M:
         """Count a claimed message as delivered, and return it as its handler gets it.
 
-        ``ahead`` holds the messages that are handled next.
+        ``ahead`` has the messages that are handled next.
         """
         context = self._contexts.get(claim.partition) or self._context_of(claim.partition)
         partition = context.partition

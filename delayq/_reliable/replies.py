@@ -75,7 +75,7 @@ class Claim(ClaimExtras):
         ends_us: When the lease ends, in microseconds.
         fresh_until: Local time until which at least half of the lease is left, in seconds.
         policy: The settings with which it was claimed; None if it was only read.
-        partition: The number of the partition that holds it.
+        partition: The number of the partition in which it lies.
         is_suspect: Whether the message may have killed its last worker.
         priority: 0 to 9.
         attempt: The number of this attempt, from 1.
