@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import delayq
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[1]
 # Tests of the built package have it elsewhere.
@@ -13,32 +18,22 @@ PACKAGE = Path(delayq.__file__).parent
 PAGE = ROOT / "docs" / "module-map.md"
 HEAD = """# Module map
 
-Each package imports only from those below it, as the contracts in `pyproject.toml` require. A name
-that begins with an underscore is private. The scripts that run on the server are in `lua/`, one
-file each, with a comment at the head that declares keys, arguments and reply.
+From top to bottom, each package imports only from those below it. Packages on one line of the
+contracts in `pyproject.toml`, such as `admin`, `sync` and `worker`, do not import each other. A
+name that begins with an underscore is private. Modules marked "Pure" do no I/O and read no clock.
+The scripts that run on the server are in `lua/`, one file each, with a comment at the head that
+declares keys, arguments and reply.
 
-This page is made from the docstrings of the modules by `python docs/modules.py`.
+This page is made from these contracts and the docstrings of the modules, by
+`python docs/modules.py`.
 """
-ORDER = (
-    "cli",
-    "_dashboard",
-    "integrations",
-    "testing",
-    "admin",
-    "worker",
-    "sync",
-    "outbox",
-    "",
-    "tasks",
-    "_reliable",
-    "_redisson",
-    "_engine",
-    "_redis",
-    "_timer",
-    "_embedded",
-    "codecs",
-)
-"""The packages, from the top of the layers down. ``""`` stands for the modules beside them."""
+
+
+def layers() -> list[str]:
+    """Return the packages and the modules beside them, from the top of the layers down."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    layered = next(found for found in contracts["contracts"] if found["type"] == "layers")
+    return [name for layer in layered["layers"] for name in layer.split(" | ")]
 
 
 def summary(path: Path) -> str:
@@ -48,27 +43,33 @@ def summary(path: Path) -> str:
     return line.replace("``", "`").replace(":class:", "").replace(":mod:", "").replace("|", "\\|")
 
 
-def table(package: str) -> str:
-    """Return the heading of a package and a row for each of its modules."""
-    folder = PACKAGE / package
-    files = sorted(folder.rglob("*.py")) if package else sorted(folder.glob("*.py"))
+def section(name: str, about: str, folder: Path, modules: Iterable[Path]) -> str:
+    """Return a heading, and a row for each of the modules."""
     rows = [
         f"| `{path.relative_to(folder)}` | {summary(path)} |"
-        for path in files
+        for path in sorted(modules)
         if path.name != "__init__.py"
     ]
-    about = summary(folder / "__init__.py") if package else "The modules of the top level."
-    heading = f"## `{package}/`" if package else "## `delayq/`"
-    return "\n".join([heading, "", about, "", "| module | content |", "|---|---|", *rows, ""])
+    head = [f"## `{name}/`", "", about, "", "| module | content |", "|---|---|"]
+    return "\n".join([*head, *rows, ""])
 
 
 def page() -> str:
     """Return the page."""
-    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    if unknown := packages - set(ORDER):
-        raise SystemExit(f"say in ORDER of {__file__} where these packages belong: {unknown}")
-    tables = (table(package) for package in ORDER if not package or package in packages)
-    return "\n".join([HEAD, *tables])
+    names = layers()
+    lowest_package = [name for name in names if (PACKAGE / name).is_dir()][-1]
+    split = names.index(lowest_package) + 1
+    sections = []
+    for name in names[:split]:
+        if (folder := PACKAGE / name).is_dir():
+            about = summary(folder / "__init__.py")
+            sections.append(section(name, about, folder, folder.rglob("*.py")))
+        else:
+            sections.append(f"## `{name}.py`\n\n{summary(PACKAGE / f'{name}.py')}\n")
+    # No layer has it, because nothing imports it.
+    modules = [PACKAGE / f"{name}.py" for name in (*names[split:], "__main__")]
+    sections.append(section("delayq", "The modules that all packages use.", PACKAGE, modules))
+    return "\n".join([HEAD, *sections])
 
 
 if __name__ == "__main__":

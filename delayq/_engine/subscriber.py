@@ -1,4 +1,4 @@
-"""The client's one subscription, which reports new heads in all of its queues."""
+"""The client's one subscription, through which it receives all that its queues publish."""
 
 from __future__ import annotations
 

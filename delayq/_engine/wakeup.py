@@ -1,4 +1,4 @@
-"""Calls the server for one queue, when its plan says so."""
+"""Calls the server for one queue or partition, when its plan says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plans when to call the server for one queue: now, at a given moment, or not until asked. Pure.
+"""Plans when to call the server for one queue or partition: now, at a given moment, or not until
+asked. Pure.
 
 :class:`delayq._engine.wakeup.WakeupLoop` carries out the actions, with a task and a timer. Events
 that depend on the time carry ``now``, in local seconds.

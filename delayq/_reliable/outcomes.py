@@ -1,4 +1,4 @@
-"""Results and attempts of messages, which outlive them. Pure.
+"""Results and attempts of messages, which outlive them.
 
 ``lua/reliable/include/records.lua`` describes the format.
 """

@@ -1,5 +1,5 @@
 """The text in which clients report their work, and the server keeps it: the counts of a queue's
-history, and the entries of the list of workers. Pure.
+history, and the entries of the list of workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """The settings of a reliable queue: those of the queue, kept on its server, and those of a handle.
+Pure.
 
 A handle may leave each setting out. Of the queue's settings, those that a handle *declares* are
 stored if the server has none yet; otherwise the stored ones count, and a warning tells the

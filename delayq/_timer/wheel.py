@@ -1,6 +1,6 @@
-"""A hashed timer wheel, for very many timers most of which are cancelled.
+"""A hashed timer wheel, for very many timers most of which are cancelled. Pure.
 
-Pure: it takes ``now``, and returns what has expired and the tick at which there is more to do.
+It takes ``now``, and returns what has expired and the tick at which there is more to do.
 :class:`~delayq._timer.timer.HashedWheelTimer` drives one from an event loop.
 
 Time is divided into ticks, counted from the clock's zero. A timer fires when the tick of its
