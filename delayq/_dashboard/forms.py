@@ -217,10 +217,3 @@ def farthest(source: AnySource) -> int:
 def whole_number(text: str | None, maximum: int = _FARTHEST * 1000) -> int:
     """Return a whole number, ``most`` at most; 0 if it is none."""
     return min(int(text), maximum) if text and re.fullmatch("[0-9]{1,15}", text) else 0
-
-
-def in_units(seconds: float) -> tuple[str, str]:
-    """Return a duration as a form shows it: an amount, and the largest unit that divides it."""
-    units = (unit for unit, size in reversed(UNITS.items()) if seconds and seconds % size == 0)
-    unit = next(units, "seconds")
-    return f"{seconds / UNITS[unit]:.15g}", unit

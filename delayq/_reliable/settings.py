@@ -44,23 +44,8 @@ LAYOUT = "2"
 """The layout of the keys that this release knows, as in ``lua/reliable/include/settings.lua``."""
 UNDECLARED = "0"
 """The epoch of a queue of whose settings none was ever stored."""
-HASH_FIELDS = (
-    "layout",
-    "epoch",
-    "partitions",
-    "renumbering",
-    "moving",
-    "max_size",
-    "expired",
-    "dedup_window",
-    "keep_dead",
-    "max_dead",
-    "keep",
-    "max_kept",
-    "limit",
-    "group_limit",
-)
-"""The fields of the hash on the server, in the order of ``lua/reliable/include/change.lua``."""
+BOOKKEEPING_FIELDS = ("layout", "epoch", "renumbering", "moving")
+"""The fields of the hash on the server that are no settings."""
 
 SettingTexts = Mapping[str, str]
 """Settings of a queue by their names, each as the text that the server stores."""
@@ -154,6 +139,10 @@ class QueueOptions(TypedDict, total=False):
     group_limit: Limit | None
 
 
+HASH_FIELDS = (*BOOKKEEPING_FIELDS, *QueueOptions.__annotations__)
+"""The fields of the hash on the server, in the order of ``lua/reliable/include/change.lua``."""
+
+
 class ListenerOptions(QueueOptions, total=False):
     """The settings that :meth:`delayq.Worker.listener` takes."""
 
@@ -236,7 +225,7 @@ class HandleSettings:
         """Return these settings, with the handle's own ones that were left out taken from
         ``other``.
         """
-        inherited = {name: value for name, value in other.options.items() if name not in _FORMATS}
+        inherited = {name: value for name, value in other.options.items() if name not in FORMATS}
         return HandleSettings(**cast("HandleOptions", {**inherited, **self.options}))
 
     def policy(self) -> Policy:
@@ -340,7 +329,7 @@ class StoredSettings:
 
     def public(self) -> QueueSettings:
         """Return the settings as users see them."""
-        values = {name: form.read(self.fields.get(name)) for name, form in _FORMATS.items()}
+        values = {name: form.read(self.fields.get(name)) for name, form in FORMATS.items()}
         return QueueSettings(**{**values, "partitions": self.partitions})
 
     def check_layout(self, queue: str) -> None:
@@ -366,8 +355,7 @@ class StoredSettings:
 
     def given(self) -> dict[str, str]:
         """Return the settings that somebody has given, as they are stored."""
-        derived = ("layout", "epoch", "renumbering", "moving")
-        return {name: text for name, text in self.fields.items() if name not in derived}
+        return {name: text for name, text in self.fields.items() if name not in BOOKKEEPING_FIELDS}
 
     def to_declare(self) -> dict[str, str]:
         """Return what to declare, so that the server has these settings again."""
@@ -458,7 +446,7 @@ def setting_texts(**options: Unpack[QueueOptions]) -> dict[str, str]:
 
 def _stored_texts(options: Mapping[str, Any]) -> dict[str, str]:
     return {
-        name: form.write(name, options[name]) for name, form in _FORMATS.items() if name in options
+        name: form.write(name, options[name]) for name, form in FORMATS.items() if name in options
     }
 
 
@@ -472,29 +460,32 @@ def _number(text: object) -> int:
 
 def in_code(name: str, text: str) -> str:
     """Return a stored setting as a user would write it in code."""
-    if name not in _FORMATS:
+    if name not in FORMATS:
         return text
-    value = _FORMATS[name].read(text)
+    value = FORMATS[name].read(text)
     return f"{value:.15g}" if isinstance(value, float) else repr(value)
 
 
 def option_text(name: str, text: str) -> str:
     """Return a stored setting as the option of ``delayq configure`` takes it."""
-    value = _FORMATS[name].read(text)
-    if name in ("limit", "group_limit"):
+    value = FORMATS[name].read(text)
+    if FORMATS[name].kind == "limit":
         return write_limit(value)
     return f"{value:.15g}" if isinstance(value, float) and value else str(value or "none")
 
 
-class _Format(NamedTuple):
-    """How a setting of a queue is written to the server, and read from there.
+class Format(NamedTuple):
+    """The forms of a setting of a queue: in code, on the server, and as people write it.
 
     Attributes:
+        kind: How people write it: ``"number"``; ``"count"``, which is a number or ``none``;
+            ``"duration"``; ``"limit"``; or ``"choice"``, one of several words.
         write: Returns the stored text for a setting's name and value. Raises BadInput if the value
             is invalid.
         read: Returns the value, whatever another program may have stored, or for None, the default.
     """
 
+    kind: Literal["number", "count", "duration", "limit", "choice"]
     write: Callable[[str, Any], str]
     read: Callable[[str | None], Any]
 
@@ -540,15 +531,16 @@ def _read_duration(text: str | None) -> float:
 
 
 # In the order of the attributes of QueueSettings.
-_FORMATS: Mapping[str, _Format] = {
-    "partitions": _Format(_write_partitions, partial(_read_count, default=1)),
-    "max_size": _Format(_write_count, _read_count),
-    "expired": _Format(_write_expired, lambda text: "dead" if text == "dead" else "drop"),
-    "dedup_window": _Format(_write_duration, _read_duration),
-    "keep_dead": _Format(_write_keep_dead, lambda text: _read_duration(text) or None),
-    "max_dead": _Format(_write_count, _read_count),
-    "keep": _Format(_write_duration, _read_duration),
-    "max_kept": _Format(_write_count, partial(_read_count, default=MOST_KEPT)),
-    "limit": _Format(_write_limit, parse_limit),
-    "group_limit": _Format(_write_limit, parse_limit),
+FORMATS: Mapping[str, Format] = {
+    "partitions": Format("number", _write_partitions, partial(_read_count, default=1)),
+    "max_size": Format("count", _write_count, _read_count),
+    "expired": Format("choice", _write_expired, lambda text: "dead" if text == "dead" else "drop"),
+    "dedup_window": Format("duration", _write_duration, _read_duration),
+    "keep_dead": Format("duration", _write_keep_dead, lambda text: _read_duration(text) or None),
+    "max_dead": Format("count", _write_count, _read_count),
+    "keep": Format("duration", _write_duration, _read_duration),
+    "max_kept": Format("number", _write_count, partial(_read_count, default=MOST_KEPT)),
+    "limit": Format("limit", _write_limit, parse_limit),
+    "group_limit": Format("limit", _write_limit, parse_limit),
 }
+"""The settings of a queue."""

@@ -1,13 +1,16 @@
-"""Durations and limits as people write them: ``1h30m``; ``5``, ``100/s``, ``5,100/10m``. Pure."""
+"""Durations, limits and settings as people write them: ``1h30m``; ``5``, ``100/s``, ``5,100/10m``.
+Pure.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from delayq._reliable.limits import Limit
+from delayq._reliable.limits import Limit, write_limit
+from delayq._reliable.settings import FORMATS
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -79,6 +82,55 @@ def read_limit(text: str, name: str) -> Limit | None:
         return Limit(concurrency, rate[0], rate[1], ordered)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from error
+
+
+def read_setting(name: str, text: str, label: str) -> Any:
+    """Return a setting of a queue from its text, as :meth:`ReliableQueue.configure` takes it.
+
+    Args:
+        name: The setting.
+        text: The text.
+        label: How the caller calls the setting, for errors.
+
+    Raises:
+        BadInput: The text is of another form.
+    """
+    kind = FORMATS[name].kind
+    if kind == "limit":
+        return read_limit(text, label)
+    if kind == "choice":
+        return text
+    if kind != "number" and text == "none":
+        return FORMATS[name].read(None)
+    if kind == "duration":
+        return read_duration(text, label)
+    if not _is_number(text) or not text.strip("0"):
+        alternative = ", or none" if kind == "count" else ""
+        raise BadInput(f"{label} must be a number from 1 up{alternative}, not {text!r}")
+    return _number(text, label)
+
+
+def write_setting(name: str, value: Any) -> str:
+    """Return a setting of a queue as :func:`read_setting` reads it."""
+    kind = FORMATS[name].kind
+    if kind == "limit":
+        return write_limit(value)
+    if kind != "duration" or not value:
+        return str(value or "none")
+    unit = next((unit for unit in ("d", "h", "m") if value % _UNITS[unit] == 0), "s")
+    return f"{value / _UNITS[unit]:.15g}{unit}"
+
+
+def describe_setting(name: str, value: Any, span: Callable[[float], str]) -> str:
+    """Return a setting of a queue in words. ``span`` formats a duration in seconds."""
+    kind = FORMATS[name].kind
+    if kind == "limit":
+        return describe_limit(value, span)
+    if not value:
+        return "for good" if name == "keep_dead" else "none"
+    if kind == "duration":
+        return span(value)
+    return str(value) if kind == "choice" else f"{value:,}"
 
 
 def describe_limit(limit: Limit | None, span: Callable[[float], str]) -> str:

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayq._reliable.settings import (
-    Difference,
-    Expired,
-    option_text,
-)
+from delayq._reliable.settings import FORMATS, Difference, Expired, option_text
 from delayq.admin.reliable import ReliableInspector
+from delayq.admin.wording import describe_setting, read_setting
 from delayq.cli.options import (
     AsJson,
     GroupLimit,
@@ -26,9 +23,6 @@ from delayq.cli.options import (
     Target,
     Url,
     UrlOrWorkers,
-    duration,
-    limit_of,
-    limit_text,
 )
 from delayq.cli.output import (
     CommandFailed,
@@ -43,7 +37,7 @@ from delayq.cli.output import (
 from delayq.cli.running import server_of, with_client
 from delayq.cli.worker.child import import_worker, require_no_server
 from delayq.client import URL_VARIABLE
-from delayq.errors import ConfigurationError
+from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -54,9 +48,6 @@ if TYPE_CHECKING:
     _Stats = tuple[QueueDepth, datetime | None]
     from delayq._reliable.mover import Repartition
     from delayq.cli.options import Target
-
-
-_MOST_DIGITS = 100
 
 
 def configure(
@@ -125,26 +116,21 @@ def configure(
 
     Example: `delayq configure mails --max-size 10000`
     """
-    window = "0" if dedup_window == "none" else dedup_window
-    changes: dict[str, Any] = {
-        "expired": expired,
-        "dedup_window": duration(window, "--dedup-window"),
+    given = {
         "partitions": partitions,
-        "keep": duration("0" if keep == "none" else keep, "--keep"),
+        "max_size": max_size,
+        "expired": expired,
+        "dedup_window": dedup_window,
+        "keep_dead": keep_dead,
+        "max_dead": max_dead,
+        "keep": keep,
         "max_kept": max_kept,
+        "limit": limit,
+        "group_limit": group_limit,
     }
-    if max_size is not None:
-        changes["max_size"] = _count_or_none(max_size, "--max-size")
-    if keep_dead is not None:
-        changes["keep_dead"] = None if keep_dead == "none" else duration(keep_dead, "--keep-dead")
-    if max_dead is not None:
-        changes["max_dead"] = _count_or_none(max_dead, "--max-dead")
-    if limit is not None:
-        changes["limit"] = limit_of(limit, "--limit")
-    if group_limit is not None:
-        changes["group_limit"] = limit_of(group_limit, "--group-limit")
+    changes = {name: _read(name, value) for name, value in given.items() if value is not None}
     if reference is not None:
-        if create or any(change is not None for change in changes.values()):
+        if create or changes:
             raise CommandFailed("--from takes the settings from the code: leave the others out")
         return _configure_from(reference, queue, url, dry_run=dry_run, as_json=as_json)
     if queue is None or dry_run:
@@ -169,7 +155,7 @@ def _configure(
                     " before its first message, add --create"
                 )
             # So that something is stored.
-            changes["partitions"] = changes["partitions"] or 1
+            changes.setdefault("partitions", 1)
         return await handle.configure(**changes)
 
     settings = with_client(url, act)
@@ -179,32 +165,18 @@ def _configure(
         show_fields(setting_lines(settings))
 
 
-def _count_or_none(text: str, option: str) -> int | None:
-    if text == "none":
-        return None
-    if not text.isascii() or not text.isdigit() or not text.strip("0"):
-        raise CommandFailed(f"{option} must be a number from 1 up, or none, not {text!r}")
-    # Python converts no more than some thousand digits.
-    if len(text) > _MOST_DIGITS:
-        raise CommandFailed(f"{option} is too large: it has {len(text):,} digits")
-    return int(text)
+def _read(name: str, value: object) -> Any:
+    try:
+        return read_setting(name, str(value), f"--{name.replace('_', '-')}")
+    except BadInput as error:
+        raise CommandFailed(str(error)) from error
 
 
 def setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
-    window = settings.dedup_window
+    """Return the settings of a queue in words, each behind its name."""
     return [
-        ("partitions", f"{settings.partitions:,}"),
-        ("max size", f"{settings.max_size:,}" if settings.max_size else "none"),
-        ("expired", settings.expired),
-        ("dedup window", span(window) if window else "none"),
-        ("keep dead", span(settings.keep_dead) if settings.keep_dead else "for good"),
-        ("max dead", f"{settings.max_dead:,}" if settings.max_dead else "none"),
-        (
-            "keep",
-            f"{span(settings.keep)}, up to {settings.max_kept:,}" if settings.keep else "none",
-        ),
-        ("limit", limit_text(settings.limit)),
-        ("group limit", limit_text(settings.group_limit)),
+        (name.replace("_", " "), describe_setting(name, getattr(settings, name), span))
+        for name in FORMATS
     ]
 
 

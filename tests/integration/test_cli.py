@@ -269,7 +269,7 @@ def test_settings_are_changed_and_shown(cli: Cli) -> None:
         assert cli(f"configure mails --{options}")[0] == 0
         assert fields(cli("stats mails")[1][0], names) == figures, options
     shown = " ".join(cli.plain("stats mails")[1].split())
-    for words in ("max dead: 1,000", "up to 5", "50 at a time, 100 in 1.0 s", "in order"):
+    for words in ("max dead: 1,000", "max kept: 5", "50 at a time, 100 in 1.0 s", "in order"):
         assert words in shown
     none = "keep-dead none --max-dead none --keep none --limit none --group-limit 1"
     _, (changed,) = cli(f"configure mails --{none}")

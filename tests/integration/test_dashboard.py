@@ -697,7 +697,7 @@ async def test_settings_are_changed_for_all_clients(client: Client, admin: Brows
     jobs = client.reliable_queue("jobs", dedup_window=5400, lease=60)
     await jobs.offer_many([Offer(n, group="g") for n in range(3)])
     fields = settings_form(await page(admin, SETTINGS))
-    assert (fields["dedup_window"], fields["unit"]) == ("90", "minutes")
+    assert (fields["dedup_window"], fields["keep_dead"]) == ("90m", "none")
 
     async def change(**more: str) -> str:
         return texts(await send(admin, fields | more))
@@ -708,13 +708,18 @@ async def test_settings_are_changed_for_all_clients(client: Client, admin: Brows
         await jobs.offer(2)
     assert len(await jobs.claim(5)) == 2
     # A form that was open meanwhile changes only what its visitor has changed.
-    await change(dedup_window="2", unit="days", limit="50")
+    await change(dedup_window="2d", limit="50")
     now = await jobs.settings()
     assert (now.max_size, now.expired, now.dedup_window) == (1, "dead", 2 * 86400.0)
     assert (now.limit, now.group_limit) == (delayq.Limit(50), delayq.Limit(2))
     fields = settings_form(await page(admin, SETTINGS))
-    await change(max_size="", dedup_window="0", limit="none", group_limit="none")
-    assert await jobs.settings() == delayq.QueueSettings(1, None, "dead", 0.0)
+    await change(max_size="", dedup_window="none", limit="none", group_limit="none")
+    await change(keep_dead="36h", max_dead="9", keep="1d12h", max_kept="8")
+    assert await jobs.settings() == delayq.QueueSettings(1, None, "dead", 0.0, 129600, 9, 129600, 8)
+    wrong = fields | {"keep": "long", "max_kept": "none", "expired": "kept", "max_dead": "0"}
+    refused = texts(await send(admin, wrong, 400))
+    for words in ("Keep results must be a duration", "Max results must be a number from 1 up, not"):
+        assert words in refused
     assert "Nothing changed: confirm" in await change(partitions="3")
     refused = await send(admin, fields | {"partitions": "3", "sure": "1"}, 400)
     assert "delayq repartition jobs --to 3" in texts(refused)

@@ -100,7 +100,7 @@ def _click_through(address: str, browser: Seen) -> None:
         *(("Queues", "mails"), ("mails", "Deliveries per second (at least) 0")),
         *(("Pause", "Queue paused"), ("Resume", "Queue resumed")),
         *(('a[href^="settings"]', None), ("#max_size", "50000"), ("#expired", "become")),
-        *(("#dedup_window", "1.5"), ("#unit", "hours"), ("Change settings", "Settings changed")),
+        *(("#dedup_window", "1.5h"), ("Change settings", "Settings changed")),
         *(("#partitions", "2"), ("Change partitions", "Nothing changed: confirm")),
         *(("#partitions", "2"), ('[name="sure"]', None)),
         *(("Change partitions", "delayq repartition mails --to 2"), ("Messages", "welcome-ada")),

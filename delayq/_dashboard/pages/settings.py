@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
-
-from starlette.exceptions import HTTPException
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._dashboard.board import Action, Note, Page
-from delayq._dashboard.forms import UNITS, in_units, redirect
+from delayq._dashboard.forms import redirect
+from delayq._dashboard.health import SECOND
+from delayq._dashboard.rendering import span
 from delayq._reliable.keys import MOST_PARTITIONS
-from delayq._reliable.limits import write_limit
 from delayq._reliable.settings import setting_texts
-from delayq.admin.wording import read_limit
+from delayq.admin.wording import describe_setting, read_setting, write_setting
 from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -34,27 +33,29 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 async def _values(source: ReliableSource) -> dict[str, Any]:
     settings, differences = await asyncio.gather(source.settings(), source.differences())
-    window, unit = in_units(settings.dedup_window)
-    texts = {
-        "partitions": str(settings.partitions),
-        "max_size": str(settings.max_size or ""),
-        "expired": settings.expired,
-        "dedup_window": window,
-        "unit": unit,
-        "limit": write_limit(settings.limit),
-        "group_limit": write_limit(settings.group_limit),
-    }
+    values = {name: getattr(settings, name) for name in FIELDS}
+    texts = {name: write_setting(name, value) for name, value in values.items()}
     return {
         "source": source,
-        "settings": settings,
+        "descriptions": [
+            (
+                field.label,
+                field.options.get(values[name]) or describe_setting(name, values[name], _span),
+            )
+            for name, field in FIELDS.items()
+        ],
         "differences": differences,
+        "fields": FIELDS,
         # As they are stored, and as the form shows them.
         "was": texts,
         "texts": texts,
         "wrong": {},
-        "units": tuple(UNITS),
         "most_partitions": MOST_PARTITIONS,
     }
+
+
+def _span(seconds: float) -> str:
+    return span(seconds * SECOND)
 
 
 async def configure(board: Board, source: ReliableSource, form: Form) -> Response:
@@ -91,30 +92,72 @@ def _changes(form: Form) -> tuple[SettingTexts, dict[str, str]]:
     """
     changes: dict[str, str] = {}
     wrong: dict[str, str] = {}
-    for name, (fields, read) in _FIELDS.items():
-        if form.has_changed(*fields):
+    for name, field in FIELDS.items():
+        if form.has_changed(name):
             try:
-                changes |= setting_texts(**{name: read(form)})
-            except HTTPException as error:
-                wrong[name] = error.detail
+                value = read_setting(name, form.get(name).strip() or "none", field.label)
+                changes |= setting_texts(**{name: value})
             except BadInput as error:
                 wrong[name] = str(error)
     return changes, wrong
 
 
-# The fields of each setting, and how to read it.
-_FIELDS: dict[str, tuple[tuple[str, ...], Callable[[Form], Any]]] = {
-    "partitions": (("partitions",), lambda form: form.count("partitions")),
-    "max_size": (
-        ("max_size",),
-        lambda form: form.count("max_size") if form.get("max_size") else None,
+class _Field(NamedTuple):
+    """A field of the form.
+
+    Attributes:
+        label: The name of the setting, on the page and in errors.
+        about: The explanation below it.
+        options: The words of a choice by their values.
+    """
+
+    label: str
+    about: str
+    options: Mapping[str, str] = {}
+
+
+# By the names of the settings.
+FIELDS: Mapping[str, _Field] = {
+    "partitions": _Field(
+        "Partitions",
+        "More partitions spread the queue over more servers and cores. You can change the number"
+        " only while nothing is in the queue.",
     ),
-    "expired": (("expired",), lambda form: form.get("expired")),
-    "dedup_window": (("dedup_window", "unit"), lambda form: form.seconds("dedup_window")),
-    "limit": (("limit",), lambda form: read_limit(form.get("limit"), "The limit")),
-    "group_limit": (
-        ("group_limit",),
-        lambda form: read_limit(form.get("group_limit"), "The group limit"),
+    "max_size": _Field(
+        "Max size", "Offers beyond this many live messages are refused; none for no limit."
+    ),
+    "expired": _Field(
+        "Expired messages",
+        "How messages past their time to live are treated.",
+        {"drop": "are dropped", "dead": "become dead letters"},
+    ),
+    "dedup_window": _Field(
+        "Dedup window",
+        "How long the id of a handled message stays taken: 90s, 12h, 30d; none frees it at once.",
+    ),
+    "keep_dead": _Field(
+        "Keep dead letters",
+        "How long dead letters stay: 12h, 30d; none keeps them until they are redriven or purged.",
+    ),
+    "max_dead": _Field(
+        "Max dead letters",
+        "In each partition, the oldest beyond this many are dropped; none for no limit.",
+    ),
+    "keep": _Field(
+        "Keep results",
+        "How long results and attempts of finished messages stay: 12h, 7d, or none.",
+    ),
+    "max_kept": _Field(
+        "Max results", "In each partition, the oldest results beyond this many are dropped."
+    ),
+    "limit": _Field(
+        "Limit",
+        "How many messages run at a time (5), how many start within a period (100/s), both"
+        " (5,100/10m), or none.",
+    ),
+    "group_limit": _Field(
+        "Limit of each group",
+        "The same for each group without a limit of its own; also: ordered.",
     ),
 }
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from datetime import timedelta
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import delayq
+from delayq._dashboard.pages.settings import FIELDS
 from delayq._reliable.replies import ClaimReply
 from delayq._reliable.settings import (
     DEFAULTS,
+    FORMATS,
     HASH_FIELDS,
     LAYOUT,
     UNDECLARED,
     HandleSettings,
     Policy,
+    QueueOptions,
     StoredSettings,
     setting_texts,
 )
+from delayq.cli.settings import configure
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_settings_of_a_handle_are_declared_as_the_server_stores_them() -> None:
@@ -57,7 +66,7 @@ def test_stored_settings_are_read_and_what_is_not_stored_is_the_default() -> Non
     stored = StoredSettings({})
     assert (stored.has_partition_count, stored.epoch) == (False, UNDECLARED)
     assert stored.public() == delayq.QueueSettings(1, None, "drop", 0.0)
-    values = (b"1", b"17", b"16?", b"me 5", None, b"1000", b"dead", b"1500000", b"2500000", b"9")
+    values = (b"1", b"17", b"me 5", None, b"16?", b"1000", b"dead", b"1500000", b"2500000", b"9")
     stored = StoredSettings.of((*values, b"3500000", b"8", b"c5", b"r9p500000o"))
     assert (stored.has_partition_count, stored.refuses_offers) == (True, True)
     assert (stored.epoch, stored.partitions) == ("17", 16)
@@ -87,7 +96,7 @@ def test_settings_of_other_programs_are_read_within_bounds(values: list[bytes | 
 
 
 def test_a_difference_tells_both_values_and_the_command_that_ends_it() -> None:
-    values = (b"1", b"1", b"4", b"", None, b"0", b"drop", b"1500000", b"0", b"7", b"60000000", b"5")
+    values = (b"1", b"1", b"", None, b"4", b"0", b"drop", b"1500000", b"0", b"7", b"60000000", b"5")
     stored = StoredSettings.of((*values, *(None,) * (len(HASH_FIELDS) - len(values))))
     limit = delayq.Limit(5, 100, 600)
     assert stored.differences(setting_texts(max_size=None, limit=limit, expired="drop")) == []
@@ -146,3 +155,15 @@ def test_the_script_that_claims_names_the_values_of_its_reply() -> None:
     script = (files("delayq") / "lua" / "reliable" / "claim.lua").read_text("utf-8")
     reply = script.partition("-- Returns these values")[2].partition("\n-- An error")[0]
     assert tuple(re.findall(r"^--   (\w+)", reply, re.MULTILINE)) == ClaimReply._fields
+
+
+def test_every_setting_of_a_queue_can_be_seen_and_changed_everywhere() -> None:
+    assert set(FORMATS) == {field.name for field in dataclasses.fields(delayq.QueueSettings)}
+    assert set(FORMATS) == set(QueueOptions.__annotations__) == set(FIELDS)
+    assert set(FORMATS) <= set(inspect.signature(configure).parameters)
+    arguments = inspect.getdoc(delayq.Client.reliable_queue) or ""
+    keys, guide = ((DOCS / page).read_text("utf-8") for page in ("redis-data-model.md", "howto.md"))
+    for name in FORMATS:
+        assert f"\n    {name}: " in arguments, name
+        assert f"\n| `{name}` |" in keys, name
+        assert f"`{name}`" in guide, name

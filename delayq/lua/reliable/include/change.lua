@@ -9,8 +9,9 @@
 -- While the queue is moved to another number of partitions, `moving` says how far that has come: see
 -- repartition.lua. Then nothing else changes.
 
+-- In the order of HASH_FIELDS in delayq/_reliable/settings.py.
 local FIELDS = {
-  'layout', 'epoch', 'partitions', 'renumbering', 'moving', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead',
+  'layout', 'epoch', 'renumbering', 'moving', 'partitions', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead',
   'keep', 'max_kept', 'limit', 'group_limit',
 }
 -- For how long a client may refuse offers while it changes the number of partitions, microseconds.

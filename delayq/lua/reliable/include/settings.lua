@@ -1,15 +1,18 @@
 -- settings: the settings of the queue. See docs/redis-data-model.md.
 --
--- The key `settings` is a HASH: layout, epoch, partitions, renumbering, moving, max_size, expired,
--- dedup_window, keep_dead, max_dead, keep, max_kept, limit, group_limit; share: the part of the
--- limit that this partition has; turns_updated_to: exists after these limits have changed, until
--- claims have given every group its turn by them: the member of `group_members` that they have
--- reached; group:<name>: the settings of one group, see include/groups.lua; ungrouped_turn: when a
--- message without a group was last handed out while a group was due; aside: exists while the queue is
--- moved and what was here has been put aside; draining: exists while the queue is about to be moved,
--- and no batch may begin.
--- A field that is missing or cannot be read means that the setting was never given. Those of the
--- first partition decide; the others have copies.
+-- The key `settings` is a HASH of the FIELDS in include/change.lua, and of these, which each partition
+-- has for itself:
+--
+--   share             the part of the limit that this partition has
+--   turns_updated_to  exists after the limits have changed, until claims have given every group its
+--                     turn by them: the member of `group_members` that they have reached
+--   group:<name>      the settings of a group: see include/groups.lua
+--   ungrouped_turn    when a message without a group was last handed out while a group was due
+--   aside             exists while the queue is moved and what was here has been put aside
+--   draining          exists while the queue is about to be moved, and no batch may begin
+--
+-- A setting that is missing or cannot be read was never given. Those of the first partition decide;
+-- the others have copies.
 
 -- The layout of the keys that these scripts read and write.
 local LAYOUT = '2'
