@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _SILENT_AFTER = 1.5
 
 
+COUNTED_STATES = ("ready", "delayed", "leased", "dead")
+"""The states of messages that :class:`QueueDepth` counts, in the order of lists and tables."""
+
+
 @dataclass(frozen=True)
 class QueueDepth:
     """The number of messages that the server has of a queue, by state.
@@ -53,14 +57,11 @@ class QueueDepth:
         pauses = [part.paused_for for part in parts if part.paused]
         known = [pause for pause in pauses if pause is not None]
         return cls(
-            sum(part.delayed for part in parts),
-            sum(part.ready for part in parts),
-            sum(part.leased for part in parts),
-            sum(part.dead for part in parts),
-            max(part.oldest_due_age for part in parts),
-            any(part.paused for part in parts),
-            None if unknown else sum(part.quarantined or 0 for part in parts),
-            max(known, default=None) if len(known) == len(pauses) else None,
+            **{state: sum(getattr(part, state) for part in parts) for state in COUNTED_STATES},
+            oldest_due_age=max(part.oldest_due_age for part in parts),
+            paused=any(part.paused for part in parts),
+            quarantined=None if unknown else sum(part.quarantined or 0 for part in parts),
+            paused_for=max(known, default=None) if len(known) == len(pauses) else None,
         )
 
 

@@ -23,7 +23,7 @@ from delayq._durations import microseconds, moment_us
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.listing import Merged, letters_page, live_page
 from delayq._reliable.outcomes import history_of
-from delayq._reliable.replies import MessageTimes
+from delayq._reliable.replies import LIVE_STATES, MessageTimes
 from delayq.admin import retries
 from delayq.admin.delayed import DelayedInspector
 from delayq.admin.letters import LetterFacts
@@ -54,7 +54,7 @@ _FARTHEST = 20_000
 class DelayedListings(DelayedInspector):
     """The messages of a delayed queue, in Redisson's format."""
 
-    states = ("delayed", "ready", "leased", "unreadable")
+    states = (*LIVE_STATES, "unreadable")
     partitions = 1
 
     def may_hold(self, ref: MessageRef) -> bool:
@@ -108,7 +108,7 @@ class DelayedListings(DelayedInspector):
 class ReliableListings(ReliableInspector):
     """The messages of a reliable queue, in all its partitions."""
 
-    states: tuple[State, ...] = ("delayed", "ready", "leased")
+    states = LIVE_STATES
 
     @property
     def partitions(self) -> int:

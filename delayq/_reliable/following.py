@@ -13,6 +13,7 @@ from delayq._checks import describe_value
 from delayq._durations import moment_us
 from delayq._redis.retry import retry_delay
 from delayq._reliable.failures import unpack_error
+from delayq._reliable.replies import State
 from delayq.errors import (
     BadInput,
     Closed,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from delayq._reliable.store import Watched
     from delayq.errors import LeaseLost
 
-EventState = Literal["delayed", "ready", "leased", "done", "dead", "dropped", "unknown"]
+EventState = Literal[State, "done", "dead", "dropped", "unknown"]
 _FINAL = ("done", "dead", "dropped", "unknown")
 # Seconds between two reports of one message that reach the server.
 _BETWEEN_REPORTS = 0.1

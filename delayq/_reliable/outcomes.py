@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from delayq._durations import moment_us
 from delayq._reliable.bodies import body_in, parse, read_letter
 from delayq._reliable.failures import unpack_error
-from delayq._reliable.replies import parse_us
+from delayq._reliable.replies import LIVE_STATES, parse_us
 from delayq.codecs.json import result_codec
 from delayq.codecs.protocol import decode
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from delayq._reliable.replies import Claim, StoredMessage
+    from delayq._reliable.replies import Claim, State, StoredMessage
     from delayq.codecs import Codec
 
 # The most that is kept of each error, characters. Its end says the most.
@@ -73,7 +73,7 @@ class MessageHistory:
     """
 
     id: str
-    state: Literal["delayed", "ready", "leased", "done", "dead", "dropped"]
+    state: Literal[State, "done", "dead", "dropped"]
     offered_at: datetime | None
     finished_at: datetime | None
     attempts: tuple[Attempt, ...]
@@ -84,7 +84,7 @@ class MessageHistory:
     @property
     def is_live(self) -> bool:
         """Whether the message waits, or a worker has it."""
-        return self.state in ("delayed", "ready", "leased")
+        return self.state in LIVE_STATES
 
 
 class Record(NamedTuple):

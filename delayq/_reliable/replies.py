@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from delayq._reliable.bodies import due_us
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 State = Literal["delayed", "ready", "leased"]
 """The state of a live message: not due yet, due, or leased to a worker."""
+LIVE_STATES: tuple[State, ...] = get_args(State)
 
 _MOST_US = 2**62
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Generic, Literal
+from typing import TYPE_CHECKING, Generic, Literal, get_args
 
 from delayq._durations import Duration, seconds
 from delayq._generics import T
@@ -13,6 +13,7 @@ from delayq._reliable.dead_letters import check_page, checked_ids, half_way
 from delayq._reliable.ids import checked_id, home_of
 from delayq._reliable.listing import live_page
 from delayq._reliable.outcomes import Outcome, history_of
+from delayq._reliable.replies import LIVE_STATES
 from delayq._reliable.scripts import PAGE
 from delayq.errors import (
     BadInput,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from delayq._reliable.store import ReliableStore
 
 Purgeable = Literal["delayed", "ready", "all"]
+PURGEABLE: tuple[Purgeable, ...] = get_args(Purgeable)
 
 
 class StoredMessages(Generic[T]):
@@ -165,7 +167,7 @@ class StoredMessages(Generic[T]):
     async def list(self, state: State, offset: int, limit: int) -> list[Message[T]]:
         """Return messages in one state, in the order in which they will come."""
         self._consumer.check_open()
-        if state not in ("delayed", "ready", "leased"):
+        if state not in LIVE_STATES:
             raise BadInput(f'state must be "delayed", "ready" or "leased", not {state!r}')
         check_page(offset, limit)
         await self._consumer.declare_and_flush()
@@ -183,14 +185,14 @@ class StoredMessages(Generic[T]):
     async def purge(self, state: Purgeable, progress: Callable[[int, int], None] | None) -> int:
         """Drop messages, and return how many."""
         self._consumer.check_open()
-        if state not in ("delayed", "ready", "all"):
+        if state not in PURGEABLE:
             raise BadInput(f'state must be "delayed", "ready" or "all", not {state!r}')
         await self._consumer.declare_and_flush()
         total = dropped = 0
         if progress is not None:
             depth = await self.depth()
-            all_live = depth.delayed + depth.ready + depth.leased
-            total = {"delayed": depth.delayed, "ready": depth.ready}.get(state, all_live)
+            states = LIVE_STATES if state == "all" else (state,)
+            total = sum(getattr(depth, each) for each in states)
 
         async def purge(partition: Partition) -> None:
             nonlocal dropped

@@ -25,7 +25,7 @@ from delayq._reliable.store import ReliableStore
 from delayq._reliable.timing import UnreadableSchedule, parse_schedule
 from delayq.admin.search import SearchPages
 from delayq.errors import ServerError, ServerRefused
-from delayq.stats import QueueDepth
+from delayq.stats import COUNTED_STATES, QueueDepth
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -211,7 +211,7 @@ class ReliableInspector:
             depth = await first.depth()
         except ServerRefused:
             return True
-        return depth.delayed + depth.ready + depth.leased + depth.dead > 0
+        return any(getattr(depth, state) for state in COUNTED_STATES)
 
     # Messages
 

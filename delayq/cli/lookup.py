@@ -18,7 +18,7 @@ from delayq._reliable.checkpoints import split_report, unpack
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.failures import unpack_error
 from delayq._reliable.following import read_report
-from delayq._reliable.replies import State
+from delayq._reliable.replies import LIVE_STATES, State
 from delayq.admin.delayed import DelayedInspector, RecordState
 from delayq.admin.migrate import form_of
 from delayq.admin.payloads import KEYS_VARIABLE
@@ -56,6 +56,7 @@ from delayq.cli.running import at_server_time
 from delayq.codecs import BytesCodec
 from delayq.codecs.json import result_codec
 from delayq.errors import DecodeError
+from delayq.stats import COUNTED_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Sequence
@@ -392,7 +393,7 @@ async def _elsewhere(client: Client, queue: Target, state: State, offset: int) -
     if isinstance(inspector, ReliableInspector):
         await inspector.all_stores()
     depth = await inspector.depth()
-    counts = {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}
+    counts = {name: getattr(depth, name) for name in LIVE_STATES}
     if offset and counts[state]:
         return f"no messages: --offset is {offset:,}, and {counts[state]:,} are {state}"
     elsewhere = [
@@ -403,7 +404,7 @@ async def _elsewhere(client: Client, queue: Target, state: State, offset: int) -
     return "; ".join([f"no {state} messages", *elsewhere])
 
 
-SearchState = Literal["ready", "delayed", "leased", "dead", "all"]
+SearchState = Literal[State, "dead", "all"]
 
 
 def _fields(view: MessageView) -> SearchFields:
@@ -497,7 +498,7 @@ def search(
         raise CommandFailed(
             "nothing to search for: pass --payload, --id, --header, --error or --group"
         )
-    states: tuple[str, ...] = ("ready", "delayed", "leased", "dead")
+    states: tuple[str, ...] = COUNTED_STATES
     if not queue.is_reliable:
         if query.needs_reliable or state == "dead":
             raise CommandFailed("--header, --error, --group and --state dead need a reliable queue")

@@ -42,6 +42,7 @@ from delayq.cli.running import clock, with_client
 from delayq.cli.schedules import change_schedule
 from delayq.cli.settings import setting_lines
 from delayq.errors import ServerRefused
+from delayq.stats import COUNTED_STATES
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     # The depth of a queue; and, for a delayed queue, when the next message is due.
     _Stats = tuple[QueueDepth, datetime | None]
 
-_COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
+_COLUMNS = ("kind", "queue", *COUNTED_STATES, "state")
 # A message that is due for less than this, seconds, is not late.
 _LATE = 1.0
 # The list explains why at most this many queues are late, or fail.

@@ -12,6 +12,7 @@ import tty
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -19,12 +20,14 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
+from delayq._reliable.replies import LIVE_STATES
 from delayq.admin.catalog import list_queues
 from delayq.cli.options import AsJson, Queues, Url
 from delayq.cli.output import console, cut, moment_json, print_json, words, write
 from delayq.cli.queues import cause_of, is_late, state_of, stats_or_error
 from delayq.cli.running import clock, with_client
 from delayq.errors import ServerError, ServerRefused
+from delayq.stats import COUNTED_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,14 +106,15 @@ class Line:
         return {"ok": 0, "dead letters": 1, "see doctor": 4}.get(state, 3)
 
 
+def _by_count(state: str, line: Line) -> tuple[object, ...]:
+    return (-line.figure(state), line.queue.name)
+
+
 _Order = tuple[str, "Callable[[Line], tuple[object, ...]]"]
 ORDERS: tuple[_Order, ...] = (
     ("trouble", lambda line: (-line.trouble, -line.figure("oldest_due_age"), line.queue.name)),
     ("queue", lambda line: (line.queue.name, line.queue.kind)),
-    ("ready", lambda line: (-line.figure("ready"), line.queue.name)),
-    ("delayed", lambda line: (-line.figure("delayed"), line.queue.name)),
-    ("leased", lambda line: (-line.figure("leased"), line.queue.name)),
-    ("dead", lambda line: (-line.figure("dead"), line.queue.name)),
+    *((state, partial(_by_count, state)) for state in COUNTED_STATES),
     ("change/s", lambda line: (-(line.rate or 0), line.queue.name)),
 )
 """The orders that the arrow keys choose, by the titles of their columns."""
@@ -148,7 +152,7 @@ class View:
     def _heading(self) -> RenderableType:
         totals = "  ".join(
             f"{name} {sum(line.figure(name) for line in self.lines):,.0f}"
-            for name in ("ready", "delayed", "leased", "dead")
+            for name in COUNTED_STATES
         )
         at = f"{self.at.astimezone():%H:%M:%S}" if self.at is not None else ""
         heading = words("") + words("delayq top", "bold")
@@ -171,12 +175,9 @@ class View:
             state, style = line.state
             name = line.queue.argument
             figures = (
-                ["-"] * 4
+                ["-"] * len(COUNTED_STATES)
                 if isinstance(line.depth, str)
-                else [
-                    f"{line.figure(column):,.0f}"
-                    for column in ("ready", "delayed", "leased", "dead")
-                ]
+                else [f"{line.figure(column):,.0f}" for column in COUNTED_STATES]
             )
             rate = "-" if line.rate is None else f"{line.rate:+,.1f}" if line.rate else "0"
             table.add_row(
@@ -243,7 +244,7 @@ class Monitor:
         if isinstance(stats, str):
             return Line(queue, stats)
         depth, _ = stats
-        now, count = time.monotonic(), depth.ready + depth.delayed + depth.leased
+        now, count = time.monotonic(), sum(getattr(depth, state) for state in LIVE_STATES)
         past = self._past.setdefault(queue, deque())
         past.append((now, count))
         while len(past) > 2 and now - past[0][0] > _WINDOW:
@@ -320,7 +321,7 @@ async def _print(monitor: Monitor, interval: float, *, as_json: bool) -> None:
             state, _ = line.state
             counts = {
                 name: None if isinstance(line.depth, str) else int(line.figure(name))
-                for name in ("ready", "delayed", "leased", "dead")
+                for name in COUNTED_STATES
             }
             facts = {
                 "at": at,

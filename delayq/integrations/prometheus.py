@@ -30,6 +30,7 @@ from delayq.admin.reliable import ReliableInspector
 from delayq.errors import BadInput, DelayqError, ServerError, ServerRefused
 from delayq.instrumentation import Observer
 from delayq.integrations._failures import failure_of, type_name
+from delayq.stats import COUNTED_STATES
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
@@ -78,7 +79,6 @@ _MOST_EXPLAINED = 10
 # The servers' wording, for calls and within scripts. Any other refusal may not recur.
 _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this command")
 _QUEUE = ("queue", "kind")
-_STATES = ("delayed", "ready", "leased", "dead")
 
 # By field of QueueStats; its errors are those of transfers.
 _COUNTERS = {
@@ -443,7 +443,7 @@ def _depths(stats: dict[tuple[str, str], QueueDepth]) -> list[Metric]:
     )
     paused = GaugeMetricFamily("delayq_queue_paused", "1 while the queue is paused.", labels=_QUEUE)
     for (kind, name), facts in stats.items():
-        for state in _STATES:
+        for state in COUNTED_STATES:
             messages.add_metric([name, kind, state], getattr(facts, state))
         age.add_metric([name, kind], facts.oldest_due_age)
         paused.add_metric([name, kind], facts.paused)

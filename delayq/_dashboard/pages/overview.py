@@ -19,6 +19,7 @@ from delayq._dashboard.health import (
     undeliverable,
 )
 from delayq._dashboard.recent import MINUTES, strip
+from delayq.stats import COUNTED_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,7 +106,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     return {
         "lines": await _explained(board, shown),
         "axis": axis,
-        "sums": {name: _sum(listed, name) for name in ("delayed", "ready", "leased", "dead")},
+        "sums": {name: _sum(listed, name) for name in COUNTED_STATES},
         "troubles": _troubles(lines),
         "columns": {name: (column[0], column[2]) for name, column in _COLUMNS.items()},
         "sort": sort,

@@ -13,6 +13,7 @@ from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, redire
 from delayq._dashboard.health import count_in, is_late, late_us, states
 from delayq._dashboard.rendering import link
 from delayq._dashboard.sources import ReliableSource
+from delayq._reliable.stored_messages import PURGEABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -242,9 +243,6 @@ PAGE = Page(
 )
 
 
-PURGED_STATES = ("delayed", "ready", "all")
-
-
 async def load_purge(board: Board, request: Request) -> Mapping[str, Any]:
     return await _purge_values(await board.source(request), "", "", {})
 
@@ -266,7 +264,7 @@ async def _purge_values(
 async def purge_queue(board: Board, source: AnySource, form: Form) -> Response:
     state, typed = form.get("state"), form.get("typed")
     wrong = {}
-    if state not in PURGED_STATES:
+    if state not in PURGEABLE:
         wrong["state"] = "Choose which messages to drop."
     if typed.replace("\r\n", "\n").strip() != source.name.strip():
         wrong["typed"] = "This is not the name of the queue."
