@@ -84,6 +84,21 @@ def dedent_all(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
+def test_the_guide_for_contributors_names_all_files_that_treat_states_of_messages() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    recipe = guide.partition("### ... a state")[2].partition("\n### ")[0]
+    named = set(re.findall(r"`(?:delayq/)?([\w/]+\.(?:py|html))`", recipe))
+    # Those of Redisson's queue are others.
+    found = {
+        path.name if path.suffix == ".html" else path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.*")
+        if path.suffix in {".py", ".html"}
+        and not {"_redisson", "delayed.py"}.intersection(path.parts)
+        and re.search(r"""["']leased["']|(?<!keys)\.leased\b""", path.read_text("utf-8"))
+    }
+    assert found <= named
+
+
 def test_every_target_of_make_that_a_page_names_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     for page in PAGES:
