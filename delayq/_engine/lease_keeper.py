@@ -40,7 +40,7 @@ L = TypeVar("L", bound=Leased)
 
 
 class LeaseKeeper(Generic[L]):
-    """Keeps leases alive, with one timer and one call for all messages of a queue."""
+    """Keeps leases of one length alive, with one timer for all messages of a queue or partition."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Estimates the server's clock from its replies. Pure."""
+"""Estimates the server's clock from its answers. Pure."""
 
 from __future__ import annotations
 

@@ -41,7 +41,11 @@ WhenFull = Literal["raise", "wait"]
 _SHORTEST_LEASE_US = 1_000
 
 LAYOUT = "2"
-"""The layout of the keys that this release knows, as in ``lua/reliable/include/settings.lua``."""
+"""The layout of the keys that this release knows, as in ``lua/reliable/include/settings.lua``.
+
+It rises when an earlier release, with its own scripts, would harm what this one stores, or break a
+promise about it: that release then refuses the queue.
+"""
 UNDECLARED = "0"
 """The epoch of a queue of whose settings none was ever stored."""
 BOOKKEEPING_FIELDS = ("layout", "epoch", "renumbering", "moving")

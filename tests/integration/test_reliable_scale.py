@@ -88,6 +88,8 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
     # For 100 messages, or 200. A purge tries every key before it begins.
     assert totals.pop("purge") <= 50
     assert max(totals.values()) <= 20
+    # The acknowledgements left in three calls, of 5 each.
+    assert (totals["claim"], totals["ack"]) == (15, 15)
 
 
 async def extend(queue: Jobs, held: list[Message[bytes]]) -> None:
