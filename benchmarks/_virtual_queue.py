@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import Stagger, parse, parse_moment
-from delayq._engine.wakeup_plan import Arm, Armed, Call, CallOutcome, Cancel, WakeupPlan, due_us
+from delayq._engine.wakeup_plan import (
+    DUE_NOW,
+    Arm,
+    Armed,
+    Call,
+    CallOutcome,
+    Cancel,
+    WakeupPlan,
+    moment_after,
+)
 from delayq._redis.retry import retry_delay
 
 if TYPE_CHECKING:
@@ -344,7 +353,9 @@ class VirtualClient:
             self._world.after(self._hold, self._handled)
         again = messages and not self._holds
         self._end(
-            self.plan.on_reply(0 if again and wait == 0 else due_us(now, wait), self._world.now)
+            self.plan.on_reply(
+                DUE_NOW if again and wait == 0 else moment_after(now, wait), self._world.now
+            )
         )
 
     def _handled(self) -> None:

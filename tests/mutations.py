@@ -87,8 +87,8 @@ WAKEUP_PLAN = Module(
         ),
         (
             "a closed plan makes calls",
-            'due."""\n        if self._is_closed:',
-            'due."""\n        if False:',
+            '``due_us``."""\n        if self._is_closed:',
+            '``due_us``."""\n        if False:',
         ),
     ),
 )

@@ -15,7 +15,7 @@ from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import parse, parse_moment
 from delayq._engine.store import resync
 from delayq._engine.subscriber import Subscriber
-from delayq._engine.wakeup_plan import due_us
+from delayq._engine.wakeup_plan import moment_after
 from delayq._logging import log
 from delayq._redis.return_calls import ShutdownCalls
 from delayq.errors import ServerError, ServerRefused
@@ -82,7 +82,7 @@ class OpenQueue(Protocol):
     def resynced(self, due_us: int, reply: NextDue) -> None:
         """Act on the reply to the re-check.
 
-        The next message is due at ``due_us`` microseconds (0: now, -1: never).
+        The next message is due at ``due_us``, as in :mod:`delayq._engine.wakeup_plan`.
         """
         ...
 
@@ -315,7 +315,7 @@ class Scheduler:
                 # The queue may have been closed in the meantime.
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(reply.now_us, asked_at)
-                    on_reply(queue, due_us(reply.now_us, next_due.wait_us), next_due)
+                    on_reply(queue, moment_after(reply.now_us, next_due.wait_us), next_due)
         if errors:
             raise errors[0]
 

@@ -11,7 +11,7 @@ from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 from delayq._engine.stagger import Stagger
-from delayq._engine.wakeup_plan import Arm, Call, CallOutcome, Listen, WakeupPlan
+from delayq._engine.wakeup_plan import Arm, Call, Listen, WakeupPlan
 from delayq._logging import log
 from delayq._redis.retry import retry_delay
 from delayq.errors import DelayqError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue
-    from delayq._engine.wakeup_plan import Actions, Armed
+    from delayq._engine.wakeup_plan import Actions, Armed, NextCall
     from delayq._timer.wheel import Timeout
 
 
@@ -50,13 +50,13 @@ class WakeupLoop:
     def __init__(
         self,
         name: str,
-        make_call: Callable[[], Awaitable[int | CallOutcome]],
+        make_call: Callable[[], Awaitable[NextCall]],
         services: EngineContext,
         has_callers: Callable[[], bool],
     ) -> None:
         """Args:
         name: The queue's name, for the log.
-        make_call: Makes one call. Returns what :meth:`WakeupPlan.on_reply` takes.
+        make_call: Makes one call, and returns when the next one is needed.
         has_callers: Returns whether any caller here wants messages as they come due.
         """
         self._name = name
@@ -196,11 +196,11 @@ class WakeupLoop:
         try:
             while self.plan.begin_call():
                 try:
-                    reply = await self._make_call()
+                    next_call = await self._make_call()
                 except Exception as error:  # noqa: BLE001 - the queue keeps running, whatever fails
                     actions = self._on_failure(error)
                 else:
-                    actions = self.plan.on_reply(reply, self._now())
+                    actions = self.plan.on_reply(next_call, self._now())
                 self.timer_at = None
                 self._act(actions)
         finally:

@@ -3,6 +3,10 @@ asked. Pure.
 
 :class:`delayq._engine.wakeup.WakeupLoop` carries out the actions, with a task and a timer. Events
 that depend on the time carry ``now``, in local seconds.
+
+In an event, ``due_us`` says when the next message is due: a moment by the server's clock, in
+microseconds, :data:`DUE_NOW` or :data:`NONE_DUE`. A call and a wake-up are for the messages that
+are due by a moment, or for :data:`WHATEVER_IS_DUE`.
 """
 
 from __future__ import annotations
@@ -28,17 +32,35 @@ _AHEAD = 5.0
 _LEFT_LYING = 0.02
 
 
+DUE_NOW = 0
+"""In place of a moment: a message is due."""
+NONE_DUE = -1
+"""In place of a moment: there is no message."""
+WHATEVER_IS_DUE = math.inf
+"""In place of a moment: the end of time, by which every message is due."""
+
+
 class CallOutcome(Enum):
-    """The outcome of a call whose reply does not say when the next message is due."""
+    """Why a call has not found out when the next message is due."""
 
     NO_CALLERS = auto()
     """It was not made, because no caller wants messages."""
     MORE_DUE = auto()
-    """It left messages that are due. A call that is requested in this queue's turn takes them."""
+    """It left due messages in one of several partitions. The dispatcher requests the next call when
+    it is this partition's turn.
+    """
 
 
-def due_us(now_us: int, wait_us: int) -> int:
-    """Return the moment ``wait_us`` after ``now_us``; 0 (now) and -1 (never) stay as they are."""
+NextCall = int | CallOutcome
+"""When the next call is needed, as a call has found out: at a moment in microseconds, at once
+(:data:`DUE_NOW`), not before a message is announced (:data:`NONE_DUE`); or why that is unknown.
+"""
+
+
+def moment_after(now_us: int, wait_us: int) -> int:
+    """Return the moment ``wait_us`` after ``now_us``. A script that finds no wait returns
+    :data:`DUE_NOW` or :data:`NONE_DUE` instead, which stay as they are.
+    """
     return now_us + wait_us if wait_us > 0 else wait_us
 
 
@@ -50,8 +72,8 @@ class Armed:
     """
 
     wake_at: float
-    due_us: float = math.inf
-    last_us: float = math.inf
+    due_us: float = WHATEVER_IS_DUE
+    last_us: float = WHATEVER_IS_DUE
 
 
 class LastTimeout:
@@ -60,7 +82,7 @@ class LastTimeout:
     def __init__(self) -> None:
         self.armed: Armed | None = None
 
-    def arm(self, wake_at: float, due_us: float = math.inf) -> Armed | None:
+    def arm(self, wake_at: float, due_us: float = WHATEVER_IS_DUE) -> Armed | None:
         """Hold a wake-up for messages due at ``due_us``, or, if that is infinite, for whatever is
         due, which a wake-up that replaces this one inherits.
 
@@ -73,8 +95,8 @@ class LastTimeout:
         armed = self.armed
         last_us = due_us
         if armed is not None:
-            if math.inf in (armed.due_us, due_us):
-                armed.due_us = due_us = math.inf
+            if WHATEVER_IS_DUE in (armed.due_us, due_us):
+                armed.due_us = due_us = WHATEVER_IS_DUE
             armed.last_us = last_us = max(armed.last_us, due_us)
             if wake_at >= armed.wake_at:
                 return None
@@ -132,13 +154,13 @@ class _InFlight:
 
     Attributes:
         knowledge: The plan's knowledge when it began.
-        due_us: The call was made for messages due by this moment, and has taken none so far;
-            infinite if it was made for whatever is due, or has taken some.
+        due_us: The call was made for messages due by this moment, and has taken none so far. If it
+            has taken some, :data:`WHATEVER_IS_DUE`.
         has_messages: Whether it has taken messages.
     """
 
     knowledge: int = 0
-    due_us: float = math.inf
+    due_us: float = WHATEVER_IS_DUE
     has_messages: bool = False
 
 
@@ -193,7 +215,7 @@ class WakeupPlan:
         self._clock = clock
         self._retry_delay = retry_delay
         self._last_timeout = LastTimeout()
-        # The call requested: for messages due by this moment, in us, or inf; None if there is none.
+        # The call requested: for messages due by this moment; None if there is none.
         self._requested: float | None = None
         self._handed_out_us = 0
         self._is_closed = False
@@ -231,8 +253,8 @@ class WakeupPlan:
         self.stagger.is_dormant = True
         return self._subscribe()
 
-    def wake(self, due_us: float = math.inf) -> Actions:
-        """Call now, for messages due by ``due_us``. By default: for whatever is due."""
+    def wake(self, due_us: float = WHATEVER_IS_DUE) -> Actions:
+        """Call now, for messages due by ``due_us``."""
         if self._is_closed:
             return ()
         self._requested = due_us if self._requested is None else max(self._requested, due_us)
@@ -276,7 +298,7 @@ class WakeupPlan:
     def on_recheck(
         self, due_us: int, late: float, listeners: int, dormant: int, now: float
     ) -> Actions:
-        """Act on the re-check, which brought what :meth:`on_next_due` takes.
+        """Act on the re-check, by which the next message is due at ``due_us``.
 
         If a message is due now, it has been for ``late`` seconds. The numbers of clients are those
         that :meth:`Stagger.on_recheck` takes.
@@ -287,7 +309,7 @@ class WakeupPlan:
             return self.on_next_due(due_us, now)
         # A caller may have come or gone since we went dormant.
         actions = self._subscribe()
-        if due_us == 0 and late < _LEFT_LYING:
+        if due_us == DUE_NOW and late < _LEFT_LYING:
             return actions
         return actions + self.on_next_due(due_us, now)
 
@@ -298,10 +320,10 @@ class WakeupPlan:
         return self._leave_dormancy() + self.wake()
 
     def on_next_due(self, due_us: int, now: float) -> Actions:
-        """Arrange the next call, for a message due at ``due_us`` (0: now, -1: no message)."""
+        """Arrange the next call, for a message due at ``due_us``."""
         if due_us > 0:
             return self._call_at(due_us, now)
-        return self.wake() if due_us == 0 else ()
+        return self.wake() if due_us == DUE_NOW else ()
 
     def forget(self) -> None:
         """Treat what we know as possibly out of date, and the reply of a call in flight as well."""
@@ -340,24 +362,25 @@ class WakeupPlan:
         """Record that the call took messages, and how many clients received its notice: 0 if it
         gave none, -1 if the user may not publish it.
         """
-        self._in_flight.has_messages, self._in_flight.due_us = True, math.inf
+        self._in_flight.has_messages, self._in_flight.due_us = True, WHATEVER_IS_DUE
         self.stagger.transferred(listeners, now)
 
-    def on_reply(self, reply: int | CallOutcome, now: float) -> Actions:
-        """End the call, with what :meth:`on_next_due` takes, or an outcome without it."""
+    def on_reply(self, next_call: NextCall, now: float) -> Actions:
+        """End the call, which tells when the next one is needed."""
         call = self._in_flight
-        if reply is CallOutcome.NO_CALLERS:
+        if next_call is CallOutcome.NO_CALLERS:
             self._confirmed = -1
             return self._repeat_if_outdated(call.knowledge)
         self.failures = 0
-        due_us = -1 if reply is CallOutcome.MORE_DUE else reply
-        self._confirmed = -1 if reply in (0, CallOutcome.MORE_DUE) else call.knowledge
+        due_us = NONE_DUE if next_call is CallOutcome.MORE_DUE else next_call
+        has_more = next_call in (DUE_NOW, CallOutcome.MORE_DUE)
+        self._confirmed = -1 if has_more else call.knowledge
         is_dormant = self.stagger.is_dormant
         actions = self._leave_dormancy() if call.has_messages and is_dormant else ()
         actions += self.on_next_due(due_us, now)
         if call.knowledge != self.knowledge:
             actions += self._repeat_if_outdated(call.knowledge)
-        if call.due_us != math.inf and not 0 < due_us <= call.due_us:
+        if call.due_us != WHATEVER_IS_DUE and not 0 < due_us <= call.due_us:
             # Its messages were gone, and not still to come.
             self.stagger.came_too_late()
         return actions
@@ -366,7 +389,7 @@ class WakeupPlan:
         """End the call, which has failed, and try again later."""
         self.failures += 1
         self._confirmed = -1
-        if self._in_flight.due_us != math.inf:
+        if self._in_flight.due_us != WHATEVER_IS_DUE:
             self.stagger.came_too_late()
         return () if self._is_closed else self._arm(now + self._retry_delay(self.failures))
 
@@ -384,7 +407,7 @@ class WakeupPlan:
             return (Listen("notices"),)
         armed = self._last_timeout.armed
         # The repetition of a failed call stays.
-        cancel = self._disarm() if armed is not None and armed.last_us < math.inf else ()
+        cancel = self._disarm() if armed is not None and armed.last_us < WHATEVER_IS_DUE else ()
         return (*cancel, Listen("summons" if self.callers.want_messages() else "nothing"))
 
     def _repeat_if_outdated(self, knowledge: int) -> Actions:
@@ -402,7 +425,7 @@ class WakeupPlan:
         wait = max(0.0, self._clock.seconds_until_timer(due_us, now))
         return self._arm(now + wait + stagger, due_us)
 
-    def _arm(self, wake_at: float, due_us: float = math.inf) -> Actions:
+    def _arm(self, wake_at: float, due_us: float = WHATEVER_IS_DUE) -> Actions:
         armed = self._last_timeout.arm(wake_at, due_us)
         return () if armed is None else (Arm(armed),)
 

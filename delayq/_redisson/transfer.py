@@ -12,7 +12,7 @@ from delayq._engine.context import Counters
 from delayq._engine.dispatcher import ClaimSource, Dispatcher
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._engine.wakeup import WakeupLoop
-from delayq._engine.wakeup_plan import CallOutcome, due_us
+from delayq._engine.wakeup_plan import DUE_NOW, CallOutcome, moment_after
 from delayq._logging import about
 from delayq._redis.return_calls import ReturnCall
 from delayq._redisson.delivery import Lease, LeaseAcknowledger
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import Channels, EngineContext
     from delayq._engine.store import NextDue
+    from delayq._engine.wakeup_plan import NextCall
     from delayq._redis.return_calls import ShutdownCalls
     from delayq._redisson.store import DelayedStore, Transferred
 
@@ -58,7 +59,7 @@ class TransferTask:
         self.take_calls: TakeCalls = TakeCalls(store, services)
         self.wakeups: WakeupLoop = WakeupLoop(
             store.keys.name,
-            self.run_once,
+            self.transfer_once,
             replace(services, listen=self._listen),
             lambda: self.waiting,
         )
@@ -114,8 +115,8 @@ class TransferTask:
         """Whether it needs the re-check, because moving is not left to other processes."""
         return not self._forbidden or self.waiting
 
-    async def run_once(self) -> int | CallOutcome:
-        """Make one round of calls, and return when the next message is due.
+    async def transfer_once(self) -> NextCall:
+        """Make one round of calls, and return when the next one is needed.
 
         For a user who may only offer, or only look, this moves nothing, and says so once. Callers
         that cannot wait receive the errors of :meth:`RedisClient.run_once`.
@@ -127,7 +128,7 @@ class TransferTask:
         if self._forbidden and not has_callers:
             return CallOutcome.NO_CALLERS
         try:
-            due = await self._run_once()
+            due_us = await self._transfer_once()
         except ServerRefused as error:
             # NOPERM: nothing was carried out. A caller that waits must learn of it all the same.
             if not str(error).startswith("NOPERM") or has_callers:
@@ -136,9 +137,9 @@ class TransferTask:
             self._warn("no permission to move due messages, so other processes have to: %s", error)
             return CallOutcome.NO_CALLERS
         self._forbidden = False
-        return due
+        return due_us
 
-    async def _run_once(self) -> int:
+    async def _transfer_once(self) -> int:
         sources = [*self._sources.items()]
         try:
             await self.take_calls.recover()
@@ -147,7 +148,7 @@ class TransferTask:
                 await source.return_queue.drain(RETURN_WITHIN)
             # The callers that have had nothing for longest come first.
             asking = [item for item in sources if item[1].dispatcher.callers.capacity]
-            dues = [await self._call(*item) for item in asking or [(0, self._sources[0])]]
+            moments = [await self._call(*item) for item in asking or [(0, self._sources[0])]]
         except DelayqError as error:
             for _, source in sources:
                 source.fail(error)
@@ -155,10 +156,10 @@ class TransferTask:
         finally:
             for _, source in sources:
                 source.finish()
-        due = 0 if 0 in dues else dues[-1]
-        if due and self.waiting and not self.wakeups.plan.stagger.is_dormant:
+        due_us = DUE_NOW if DUE_NOW in moments else moments[-1]
+        if due_us != DUE_NOW and self.waiting and not self.wakeups.plan.stagger.is_dormant:
             self._watch.start()
-        return due
+        return due_us
 
     async def _call(self, lease_us: int, source: ClaimSource[Any]) -> int:
         take = source.begin(BATCH).size
@@ -181,9 +182,9 @@ class TransferTask:
         if reply.ready_count:
             self.wakeups.more_is_due(partial(self._store.summon, max(1, take)))
         return (
-            0
+            DUE_NOW
             if reply.ready_count and source.dispatcher.callers.capacity
-            else due_us(reply.now_us, reply.wait_us)
+            else moment_after(reply.now_us, reply.wait_us)
         )
 
     def _count(self, reply: Transferred) -> None:

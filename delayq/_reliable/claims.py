@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from delayq._engine.leases import MAX_LEASES, Acknowledger, check_outcome, fresh_until
 from delayq._engine.wakeup import WakeupLoop
-from delayq._engine.wakeup_plan import CallOutcome, due_us
+from delayq._engine.wakeup_plan import DUE_NOW, NONE_DUE, CallOutcome, moment_after
 from delayq._logging import about, log
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.return_calls import ReturnCall
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from delayq._engine.context import Counters, EngineContext
     from delayq._engine.dispatcher import ClaimSource, Dispatcher
     from delayq._engine.stagger import TransferNotice
+    from delayq._engine.wakeup_plan import NextCall
     from delayq._redis.scripts import Request
     from delayq._reliable.replies import ClaimReply
     from delayq._reliable.settings import Policy
@@ -101,7 +102,7 @@ class Claims:
         self._settings = settings
         self._on_dropped = on_dropped
         self.wakeups: WakeupLoop = WakeupLoop(
-            store.keys.name, self.run_once, services, lambda: dispatcher.callers.capacity > 0
+            store.keys.name, self.claim_once, services, lambda: dispatcher.callers.capacity > 0
         )
         # A client that only offers needs no notifications.
         self.wakeups.plan.stagger.is_dormant = True
@@ -150,10 +151,8 @@ class Claims:
         if self._suspect is not None and self._suspect.lease_id == lease:
             self._services.suspects.remove((self._suspect,))
 
-    async def run_once(self) -> int | CallOutcome:
-        """Make one call, if any caller wants messages.
-
-        Returns the value that :class:`WakeupLoop` expects.
+    async def claim_once(self) -> NextCall:
+        """Make one claim, if any caller wants messages, and return when the next one is needed.
 
         Raises:
             ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting;
@@ -170,7 +169,7 @@ class Claims:
             if self._services.suspects.keeps_others_out:
                 self._services.suspects.when_others_may_come(self.wakeups.wake)
                 self.source.end([], has_more=False)
-                return -1
+                return NONE_DUE
             while True:
                 try:
                     claims, wait, now = await self._call(take, policy)
@@ -186,9 +185,7 @@ class Claims:
             # Nothing else is for those who got a suspect.
             has_suspect = bool(claims) and claims[0].is_suspect
             self.source.end(claims, has_more=wait == 0 and not has_suspect)
-            # Partitions take turns.
-            turn = CallOutcome.MORE_DUE if self._settings.stored.partitions > 1 else 0
-            return due_us(now, wait) or turn
+            return self._next_call(now, wait)
         except DelayqError as error:
             failure = error
             self.source.fail(error)
@@ -203,6 +200,12 @@ class Claims:
         finally:
             self.last_error = failure
             self.source.finish()
+
+    def _next_call(self, now_us: int, wait_us: int) -> NextCall:
+        if wait_us:
+            return moment_after(now_us, wait_us)
+        # More is due here. The dispatcher decides which of several partitions is asked next.
+        return CallOutcome.MORE_DUE if self._settings.stored.partitions > 1 else DUE_NOW
 
     async def quiet(self, within: float) -> None:
         """Wait until no call is in flight and everything given back has arrived, for at most

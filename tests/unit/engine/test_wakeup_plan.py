@@ -18,6 +18,7 @@ from delayq._engine.wakeup_plan import (
     Call,
     CallOutcome,
     Listen,
+    NextCall,
     WakeupPlan,
 )
 
@@ -90,7 +91,7 @@ class Desk(Driver):
         self.count = 0
         # The replies to the next calls, None for a failure. Without any, a call replies that
         # nothing is left.
-        self.replies: deque[int | CallOutcome | None] = deque()
+        self.replies: deque[NextCall | None] = deque()
         self.finds = False
 
     def calls(self) -> None:
