@@ -17,10 +17,10 @@ from delayq._engine.stagger import Stagger, parse, parse_moment
 from delayq._engine.wakeup_plan import (
     DUE_NOW,
     Arm,
-    Armed,
     Call,
     CallOutcome,
     Cancel,
+    Wakeup,
     WakeupPlan,
     moment_after,
 )
@@ -220,7 +220,7 @@ class VirtualClient:
         self.place = chance.randrange(server.masters)
         self.late: list[float] = []
         self._dead = self._calling = self._holds = False
-        self._timer: Armed | None = None
+        self._timer: Wakeup | None = None
         self._listens_to: Channels = "nothing"
         self._clock = ServerClock(lambda: self._world.now)
         self.plan = WakeupPlan(
@@ -254,7 +254,7 @@ class VirtualClient:
         if channel == "summons":
             self._act(self.plan.on_summons(parse_moment(content) or 0))
         elif self._holds:
-            self.plan.forget()
+            self.plan.invalidate()
         elif (notice := parse(content)) is not None:
             self._act(self.plan.on_notice(notice, self._world.now))
         elif (moment := parse_moment(content)) is not None:
@@ -312,7 +312,7 @@ class VirtualClient:
             else:
                 self._listen(action.to)
 
-    def _fire(self, wakeup: Armed) -> None:
+    def _fire(self, wakeup: Wakeup) -> None:
         if self._timer is wakeup and not self._dead:
             self._timer = None
             self._act(self.plan.on_timer(wakeup))

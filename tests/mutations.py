@@ -59,7 +59,7 @@ WAKEUP_PLAN = Module(
     "delayq/_engine/wakeup_plan.py",
     ("tests/unit/engine",),
     (
-        ("a fired timer releases whatever is held", "if self.armed is wakeup:", "if True:"),
+        ("a fired timer drops any wake-up", "if self.armed is wakeup:", "if True:"),
         (
             "a later wake-up replaces an earlier one",
             "if wake_at >= armed.wake_at:",
@@ -72,7 +72,7 @@ WAKEUP_PLAN = Module(
         ),
         (
             "a reply out of date is believed",
-            "if knowledge != self.knowledge and self.callers.want_messages()",
+            "if invalidations != self.invalidations and self.callers.want_messages()",
             "if False",
         ),
         (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue
-    from delayq._engine.wakeup_plan import Actions, Armed, NextCall
+    from delayq._engine.wakeup_plan import Actions, NextCall, Wakeup
     from delayq._timer.wheel import Timeout
 
 
@@ -111,8 +111,8 @@ class WakeupLoop:
     def on_summons(self, number: int) -> None:
         self._act(self.plan.on_summons(number))
 
-    def on_probe(self, due_us: int, knowledge: int) -> None:
-        self._act(self.plan.on_probe(due_us, knowledge, self._now()))
+    def on_probe(self, due_us: int, invalidations: int) -> None:
+        self._act(self.plan.on_probe(due_us, invalidations, self._now()))
 
     def handed_out(self, through_us: int) -> None:
         self._act(self.plan.handed_out(through_us))
@@ -174,7 +174,7 @@ class WakeupLoop:
                 self._timeout.cancel()
                 self._timeout = None
 
-    def _set_timer(self, wakeup: Armed) -> None:
+    def _set_timer(self, wakeup: Wakeup) -> None:
         # The new timer comes first, so that there is one at any moment.
         try:
             timeout = self._timer.new_timeout(
@@ -187,7 +187,7 @@ class WakeupLoop:
             self._timeout.cancel()
         self._timeout = timeout
 
-    def _on_timer(self, wakeup: Armed, _: Timeout) -> None:
+    def _on_timer(self, wakeup: Wakeup, _: Timeout) -> None:
         if self.task is None:
             self.timer_at = wakeup.wake_at
         self._act(self.plan.on_timer(wakeup))

@@ -65,7 +65,7 @@ def moment_after(now_us: int, wait_us: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Armed:
+class Wakeup:
     """A wake-up at ``wake_at``, in local seconds, for messages due at ``due_us``.
 
     Requests for later ones rely on it while it is armed: ``last_us`` is the last moment it covers.
@@ -76,21 +76,26 @@ class Armed:
     last_us: float = WHATEVER_IS_DUE
 
 
-class LastTimeout:
-    """Holds the one wake-up that counts."""
+class NextWakeup:
+    """Keeps the earliest of the wake-ups that are asked for.
+
+    Attributes:
+        armed: The wake-up; None if there is none.
+    """
 
     def __init__(self) -> None:
-        self.armed: Armed | None = None
+        self.armed: Wakeup | None = None
 
-    def arm(self, wake_at: float, due_us: float = WHATEVER_IS_DUE) -> Armed | None:
-        """Hold a wake-up for messages due at ``due_us``, or, if that is infinite, for whatever is
-        due, which a wake-up that replaces this one inherits.
+    def arm(self, wake_at: float, due_us: float = WHATEVER_IS_DUE) -> Wakeup | None:
+        """Keep a wake-up for messages due at ``due_us``, unless an earlier one is armed.
 
-        A wake-up gives way only to an earlier one. Replies and notifications travel on different
+        If either of the two is for whatever is due, so is the one that stays.
+
+        A wake-up gives way only to an earlier one. Replies and announcements travel on different
         connections, so an old one may arrive after a newer one. Waking too early costs a call,
         waking too late breaks the promise.
 
-        Returns the new wake-up, or None if one that wakes earlier is held already.
+        Returns the new wake-up, or None if an earlier one stays.
         """
         armed = self.armed
         last_us = due_us
@@ -100,16 +105,16 @@ class LastTimeout:
             armed.last_us = last_us = max(armed.last_us, due_us)
             if wake_at >= armed.wake_at:
                 return None
-        self.armed = armed = Armed(wake_at, due_us, last_us)
+        self.armed = armed = Wakeup(wake_at, due_us, last_us)
         return armed
 
-    def release(self, wakeup: Armed) -> None:
-        """Stop holding this wake-up, unless another one has replaced it."""
+    def discard(self, wakeup: Wakeup) -> None:
+        """Drop this wake-up, unless another one has replaced it."""
         if self.armed is wakeup:
             self.armed = None
 
     def disarm(self) -> bool:
-        """Stop holding any wake-up. Return whether one was held."""
+        """Drop the wake-up. Return whether there was one."""
         armed, self.armed = self.armed, None
         return armed is not None
 
@@ -123,7 +128,7 @@ class Call:
 class Arm:
     """Set a timer, in place of any that is set. Report it with :meth:`WakeupPlan.on_timer`."""
 
-    wakeup: Armed
+    wakeup: Wakeup
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +158,13 @@ class _InFlight:
     """The call in flight.
 
     Attributes:
-        knowledge: The plan's knowledge when it began.
+        invalidations: The plan's invalidations when it began.
         due_us: The call was made for messages due by this moment, and has taken none so far. If it
             has taken some, :data:`WHATEVER_IS_DUE`.
         has_messages: Whether it has taken messages.
     """
 
-    knowledge: int = 0
+    invalidations: int = 0
     due_us: float = WHATEVER_IS_DUE
     has_messages: bool = False
 
@@ -189,7 +194,8 @@ class WakeupPlan:
         stagger: This client's stagger.
         callers: The callers on this client.
         failures: Number of calls that have failed since the last one that succeeded.
-        knowledge: Grows whenever what we know may be out of date.
+        invalidations: Number of calls of :meth:`invalidate` so far. A reply counts only if there
+            was none since its call began.
     """
 
     def __init__(
@@ -208,13 +214,14 @@ class WakeupPlan:
         self.stagger: Stagger = stagger
         self.callers: Callers = Callers(has_callers)
         self.failures: int = 0
-        self.knowledge: int = 0
-        # The knowledge that the last reply has confirmed; -1 if it told of more messages.
+        self.invalidations: int = 0
+        # The invalidations before the call whose reply was the last one to tell what is due; -1 if
+        # it told of more messages.
         self._confirmed = -1
         self._in_flight = _InFlight()
         self._clock = clock
         self._retry_delay = retry_delay
-        self._last_timeout = LastTimeout()
+        self._next_wakeup = NextWakeup()
         # The call requested: for messages due by this moment; None if there is none.
         self._requested: float | None = None
         self._handed_out_us = 0
@@ -223,7 +230,7 @@ class WakeupPlan:
     @property
     def is_up_to_date(self) -> bool:
         """Whether everything due has been handed out, and we will be woken for the next message."""
-        return not self.stagger.is_dormant and self._confirmed == self.knowledge
+        return not self.stagger.is_dormant and self._confirmed == self.invalidations
 
     # Requests
 
@@ -246,7 +253,7 @@ class WakeupPlan:
         """Go dormant if no caller has come since this was called last, and none waits now: one that
         handles a message comes again. The next one has to ask the server.
         """
-        self.forget()
+        self.invalidate()
         have_come, self.callers.have_come = self.callers.have_come, False
         if have_come:
             return ()
@@ -260,15 +267,15 @@ class WakeupPlan:
         self._requested = due_us if self._requested is None else max(self._requested, due_us)
         return _CALL
 
-    def on_timer(self, wakeup: Armed) -> Actions:
+    def on_timer(self, wakeup: Wakeup) -> Actions:
         """Call for the messages of a wake-up whose timer has fired."""
-        self._last_timeout.release(wakeup)
+        self._next_wakeup.discard(wakeup)
         return self.wake(wakeup.last_us)
 
-    def on_timer_refused(self, wakeup: Armed) -> None:
+    def on_timer_refused(self, wakeup: Wakeup) -> None:
         """Stop relying on a wake-up whose timer could not be set."""
-        self._last_timeout.release(wakeup)
-        self.forget()
+        self._next_wakeup.discard(wakeup)
+        self.invalidate()
 
     def on_due(self, due_us: int, now: float) -> Actions:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
@@ -286,7 +293,7 @@ class WakeupPlan:
         if self._clock.seconds_from_now(notice.through_us, now) > _AHEAD:
             # Either the server's clock was set, or this is not a real notice. The server knows.
             return self.wake()
-        armed, delay = self._last_timeout.armed, 0.0
+        armed, delay = self._next_wakeup.armed, 0.0
         actions = self.handed_out(notice.through_us)
         if armed is not None and armed.due_us <= notice.through_us:
             # The notice, or an announcement that follows it, knows of anything else that it covers.
@@ -325,14 +332,16 @@ class WakeupPlan:
             return self._call_at(due_us, now)
         return self.wake() if due_us == DUE_NOW else ()
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Treat what we know as possibly out of date, and the reply of a call in flight as well."""
-        self.knowledge += 1
+        self.invalidations += 1
 
-    def on_probe(self, due_us: int, knowledge: int, now: float) -> Actions:
-        """Act on a probe that began with this ``knowledge``: nothing is due before ``due_us``."""
-        self._confirmed = max(self._confirmed, knowledge)
-        return self.on_next_due(due_us, now) + self._repeat_if_outdated(knowledge)
+    def on_probe(self, due_us: int, invalidations: int, now: float) -> Actions:
+        """Act on a probe that began with this number of ``invalidations``, and found that nothing
+        is due before ``due_us``.
+        """
+        self._confirmed = max(self._confirmed, invalidations)
+        return self.on_next_due(due_us, now) + self._repeat_if_outdated(invalidations)
 
     def close(self) -> Actions:
         """Make no further call after the one in flight."""
@@ -347,14 +356,14 @@ class WakeupPlan:
         requested, self._requested = self._requested, None
         if requested is None or requested < self._handed_out_us:
             return False
-        self._in_flight = _InFlight(self.knowledge, requested)
+        self._in_flight = _InFlight(self.invalidations, requested)
         return True
 
     def handed_out(self, through_us: int) -> Actions:
         """Record that no message due before ``through_us`` remains."""
         # This replaces any earlier value: the server's clock may have been set back.
         self._handed_out_us = through_us
-        armed = self._last_timeout.armed
+        armed = self._next_wakeup.armed
         # It would be skipped, and keep a later one from being armed.
         return self._disarm() if armed is not None and armed.last_us < through_us else ()
 
@@ -370,16 +379,16 @@ class WakeupPlan:
         call = self._in_flight
         if next_call is CallOutcome.NO_CALLERS:
             self._confirmed = -1
-            return self._repeat_if_outdated(call.knowledge)
+            return self._repeat_if_outdated(call.invalidations)
         self.failures = 0
         due_us = NONE_DUE if next_call is CallOutcome.MORE_DUE else next_call
         has_more = next_call in (DUE_NOW, CallOutcome.MORE_DUE)
-        self._confirmed = -1 if has_more else call.knowledge
+        self._confirmed = -1 if has_more else call.invalidations
         is_dormant = self.stagger.is_dormant
         actions = self._leave_dormancy() if call.has_messages and is_dormant else ()
         actions += self.on_next_due(due_us, now)
-        if call.knowledge != self.knowledge:
-            actions += self._repeat_if_outdated(call.knowledge)
+        if call.invalidations != self.invalidations:
+            actions += self._repeat_if_outdated(call.invalidations)
         if call.due_us != WHATEVER_IS_DUE and not 0 < due_us <= call.due_us:
             # Its messages were gone, and not still to come.
             self.stagger.came_too_late()
@@ -405,14 +414,18 @@ class WakeupPlan:
             return ()
         if not self.stagger.is_dormant:
             return (Listen("notices"),)
-        armed = self._last_timeout.armed
+        armed = self._next_wakeup.armed
         # The repetition of a failed call stays.
         cancel = self._disarm() if armed is not None and armed.last_us < WHATEVER_IS_DUE else ()
         return (*cancel, Listen("summons" if self.callers.want_messages() else "nothing"))
 
-    def _repeat_if_outdated(self, knowledge: int) -> Actions:
+    def _repeat_if_outdated(self, invalidations: int) -> Actions:
         """Call again if a reply may be out of date while callers rely on it."""
-        return self.wake() if knowledge != self.knowledge and self.callers.want_messages() else ()
+        return (
+            self.wake()
+            if invalidations != self.invalidations and self.callers.want_messages()
+            else ()
+        )
 
     def _call_at(self, due_us: int, now: float) -> Actions:
         """Arrange a call that arrives when it is ``due_us``, after our stagger."""
@@ -426,8 +439,8 @@ class WakeupPlan:
         return self._arm(now + wait + stagger, due_us)
 
     def _arm(self, wake_at: float, due_us: float = WHATEVER_IS_DUE) -> Actions:
-        armed = self._last_timeout.arm(wake_at, due_us)
+        armed = self._next_wakeup.arm(wake_at, due_us)
         return () if armed is None else (Arm(armed),)
 
     def _disarm(self) -> Actions:
-        return _CANCEL if self._last_timeout.disarm() else ()
+        return _CANCEL if self._next_wakeup.disarm() else ()

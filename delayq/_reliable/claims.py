@@ -137,14 +137,14 @@ class Claims:
         if self._is_wanted:
             self.wakeups.on_due(due_us)
         else:
-            self.wakeups.plan.forget()
+            self.wakeups.plan.invalidate()
 
     def on_notice(self, notice: TransferNotice) -> None:
         """Act on a notice that another client has handed out the due messages."""
         if self._is_wanted:
             self.wakeups.on_notice(notice)
         elif notice.client != self.wakeups.plan.stagger.client:
-            self.wakeups.plan.forget()
+            self.wakeups.plan.invalidate()
 
     def on_cancelled(self, lease: tuple[bytes, bytes]) -> None:
         """Act on the cancellation of a message, by its id and the token of its lease."""
@@ -263,7 +263,7 @@ class Claims:
             self.wakeups.more_is_due(partial(self._store.summon, take))
         if reply.is_limited and len(claims) == take:
             # No free slot is announced to us: the next caller asks.
-            self.wakeups.plan.forget()
+            self.wakeups.plan.invalidate()
         if reply.more_suspects:
             self._services.suspects.when_free(self.wakeups.wake)
         return claims, reply.wait_us, reply.now_us

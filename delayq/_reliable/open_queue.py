@@ -318,7 +318,7 @@ class OpenReliableQueue:
     def on_limits_changed(self, partitions: Sequence[Partition]) -> None:
         """Look for messages in these partitions again, because limits may let more run."""
         for partition in partitions:
-            partition.wakeups.plan.forget()
+            partition.wakeups.plan.invalidate()
         if self.dispatcher.callers.capacity:
             self._on_caller_joined(False)
 

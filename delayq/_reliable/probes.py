@@ -70,14 +70,14 @@ class Probes:
             self._probed_servers.discard(server)
 
     async def _probe(self, partitions: Iterable[Partition]) -> None:
-        pending = {partition: partition.wakeups.plan.knowledge for partition in partitions}
+        pending = {partition: partition.wakeups.plan.invalidations for partition in partitions}
         number = self._dispatcher.begin_probe([partition.claims.source for partition in pending])
 
         def on_reply(partition: Partition, due_us: int, reply: NextDue) -> None:
-            knowledge = pending.pop(partition)
+            invalidations = pending.pop(partition)
             self._settings.on_epoch(partition.index, reply.epoch.decode(errors="replace"))
             if due_us:
-                partition.wakeups.on_probe(due_us, knowledge)
+                partition.wakeups.on_probe(due_us, invalidations)
             partition.claims.source.end_probe(number, may_have_items=not due_us)
 
         try:

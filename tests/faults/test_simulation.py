@@ -12,7 +12,7 @@ import pytest
 
 from delayq._engine.return_queue import ReturnQueue
 from delayq._engine.scheduler import Scheduler
-from delayq._engine.wakeup_plan import LastTimeout
+from delayq._engine.wakeup_plan import NextWakeup
 from delayq._redisson import store as delayed_store
 from delayq._redisson.take_calls import TakeCalls
 from delayq._reliable import scripts as reliable_scripts
@@ -76,9 +76,9 @@ def checks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def arms_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    arm = LastTimeout.arm
+    arm = NextWakeup.arm
     monkeypatch.setattr(
-        LastTimeout, "arm", lambda last, *wakeup: arm(last, *wakeup) if last.armed is None else None
+        NextWakeup, "arm", lambda last, *wakeup: arm(last, *wakeup) if last.armed is None else None
     )
 
 

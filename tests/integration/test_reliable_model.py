@@ -638,7 +638,7 @@ class ReliableMachine(QueueMachine):
         async def loop() -> list[Message[int]]:
             taken: list[Message[int]] = []
             # Time has passed without the client being told.
-            self.queue._open.partitions[0].claims.wakeups.plan.forget()
+            self.queue._open.partitions[0].claims.wakeups.plan.invalidate()
             async with aclosing(self.queue.__aiter__()) as messages:  # type: ignore[type-var]
                 if expected:
                     async for message in messages:

@@ -14,11 +14,11 @@ from delayq._engine.stagger import Stagger, TransferNotice
 from delayq._engine.wakeup_plan import (
     Actions,
     Arm,
-    Armed,
     Call,
     CallOutcome,
     Listen,
     NextCall,
+    Wakeup,
     WakeupPlan,
 )
 
@@ -49,7 +49,7 @@ class Driver:
             lambda: self.has_callers,
             lambda _: self.retry_in,
         )
-        self.timer: Armed | None = None
+        self.timer: Wakeup | None = None
         self.requested = False
         self.listens_to: Channels = "notices"
 
@@ -295,22 +295,22 @@ class TestCallers:
             assert desk.join() == 1
         # This is correct because the queue is woken when the message is due.
         assert desk.at(10.1) == 2
-        desk.plan.forget()
+        desk.plan.invalidate()
         assert desk.join() == 3
 
     def test_a_reply_that_is_out_of_date_is_followed_by_a_call(self, desk: Desk) -> None:
         desk.plan.wake()
         assert desk.plan.begin_call()
         # A message is announced while no caller wants one. The call was carried out before that.
-        desk.plan.forget()
+        desk.plan.invalidate()
         assert desk.plan.on_reply(-1, 0.0) == (Call(),)
         assert not desk.plan.is_up_to_date
 
         # The same is true of a probe.
-        before = desk.plan.knowledge
-        desk.plan.forget()
+        before = desk.plan.invalidations
+        desk.plan.invalidate()
         assert desk.plan.on_probe(-1, before, 0.0) == (Call(),)
-        assert desk.plan.on_probe(-1, desk.plan.knowledge, 0.0) == ()
+        assert desk.plan.on_probe(-1, desk.plan.invalidations, 0.0) == ()
 
     def test_after_a_call_in_vain_or_in_turn_it_is_out_of_date(self) -> None:
         for reply in (CallOutcome.NO_CALLERS, None, CallOutcome.MORE_DUE):
