@@ -159,8 +159,8 @@ class CallerQueue(Generic[Item]):
         return not self._callers and not any(source.claim for source in self._sources)
 
     @property
-    def are_waiting(self) -> bool:
-        """Whether a caller waits for items that are still to come."""
+    def has_patient_callers(self) -> bool:
+        """Whether a caller waits for items that are still to come, and not for an answer only."""
         return self._patient > 0
 
     @property
@@ -171,6 +171,11 @@ class CallerQueue(Generic[Item]):
             if caller.is_open:
                 capacity += caller.max_items - len(caller.items)
         return capacity
+
+    @property
+    def wants_items(self) -> bool:
+        """Whether the callers would take items now."""
+        return self.capacity > 0
 
     def add_source(self, source: Source) -> None:
         """Add a source, which has to answer the callers that are in the queue, too."""

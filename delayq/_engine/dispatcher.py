@@ -92,8 +92,13 @@ class ClaimSource(Source, Generic[Item]):
         self.return_queue: ReturnQueue[Item] = return_queue
         self.has_more: bool = False
         self.is_limited: bool = False
-        self._callers = dispatcher.callers
+        self._callers = dispatcher.caller_queue
         self._now = dispatcher.loop.time
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether callers would take items of this source now."""
+        return self._callers.wants_items
 
     def begin(self, max_items: int) -> Reservation:
         """Begin to claim up to ``max_items``. Return how many to claim."""
@@ -128,7 +133,7 @@ class ClaimSource(Source, Generic[Item]):
             self.dispatcher.serve()
 
     def end_probe(self, number: int, *, may_have_items: bool) -> None:
-        """Report the answer to a probe of :meth:`Dispatcher.begin_probe`."""
+        """Report the reply to a probe of :meth:`Dispatcher.begin_probe`."""
         self._callers.end_probe(self, number, may_have_items=may_have_items)
         self.dispatcher.serve()
 
@@ -152,12 +157,12 @@ class Dispatcher(Generic[Item]):
     """Serves the callers of one queue with items: payloads or leases.
 
     The client's tasks claim on their behalf, from one or more sources. A cancelled caller thus
-    leaves no half-read answer behind, and its items are handed to the next one, or go back.
+    leaves no half-read reply behind, and its items are handed to the next one, or go back.
 
     Attributes:
         loop: The event loop.
         services: The services the queue is built from.
-        callers: Decides which caller gets what.
+        caller_queue: Decides which caller gets what.
         contested_until: How long others would handle what is fetched ahead here, in seconds.
     """
 
@@ -172,15 +177,16 @@ class Dispatcher(Generic[Item]):
     ) -> None:
         """Args:
         services: The services the queue is built from.
-        on_join: Requests claims for a caller that has joined, unless its argument is False and no
-            message is there yet.
+        on_join: Called when a caller has joined, to look for messages. The argument tells whether
+            the caller does not wait: then the server is asked even if nothing is due as far as we
+            know.
         on_last_left: Called when the last caller that waited for messages has left.
         source_of: Returns the index of the source from which an item came.
         policy_of: Returns the policy of the callers that may have an item.
         """
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.services: EngineContext = services
-        self.callers: CallerQueue[Item] = CallerQueue(policy_of)
+        self.caller_queue: CallerQueue[Item] = CallerQueue(policy_of)
         self.contested_until: float = 0.0
         self._on_join = on_join
         self._on_last_left = on_last_left
@@ -220,7 +226,7 @@ class Dispatcher(Generic[Item]):
         )
         source = ClaimSource(self, request_claim, request_probe, return_queue)
         self._sources.append(source)
-        self.callers.add_source(source)
+        self.caller_queue.add_source(source)
         return source
 
     @property
@@ -230,8 +236,8 @@ class Dispatcher(Generic[Item]):
 
     @property
     def has_callers(self) -> bool:
-        """Whether any caller waits for items."""
-        return bool(self.callers.callers)
+        """Whether any caller waits, for items or only for a reply."""
+        return bool(self.caller_queue.callers)
 
     @property
     def has_more(self) -> bool:
@@ -252,7 +258,7 @@ class Dispatcher(Generic[Item]):
     def is_idle(self) -> bool:
         """Whether no caller is taking and nothing is on its way back."""
         return (
-            self.callers.is_idle
+            self.caller_queue.is_idle
             and not self._holders
             and all(source.return_queue.is_idle for source in self._sources)
         )
@@ -291,7 +297,7 @@ class Dispatcher(Generic[Item]):
         # Not WaitingCaller[Item](...): calling an alias costs more than everything else here.
         caller: WaitingCaller[Item] = WaitingCaller(max_items, policy, nowait=nowait)
         caller.future, caller.timeout, caller.on_served = self.loop.create_future(), None, None
-        self.callers.join(caller)
+        self.caller_queue.join(caller)
         self._on_join(nowait)
         if timeout is not None:
             caller.timeout = self.services.timer.new_timeout(
@@ -303,7 +309,7 @@ class Dispatcher(Generic[Item]):
         """Remove a caller, unless it was removed already."""
         if caller.timeout is not None:
             caller.timeout.cancel()
-        if self.callers.leave(caller) and self._on_last_left is not None:
+        if self.caller_queue.leave(caller) and self._on_last_left is not None:
             self._on_last_left()
 
     def add_holder(self, holder: Holder[Item]) -> None:
@@ -316,10 +322,10 @@ class Dispatcher(Generic[Item]):
         self.give_back(holder.take_all())
 
     def begin_probe(self, sources: Sequence[ClaimSource[Item]]) -> int:
-        """Begin to probe sources, each to be ended with its answer, and return the number of the
+        """Begin to probe sources, each to be ended with its reply, and return the number of the
         probe.
         """
-        return self.callers.begin_probe(sources, self.loop.time())
+        return self.caller_queue.begin_probe(sources, self.loop.time())
 
     def fail(self, error: DelayqError) -> None:
         """End all calls with an error."""
@@ -351,7 +357,7 @@ class Dispatcher(Generic[Item]):
         self, items: list[Numbered[Item]], *, has_more: bool = False
     ) -> list[Numbered[Item]]:
         """Hand items to the waiting callers, and return the remaining ones."""
-        remaining = self.callers.hand_out(items, has_more=has_more)
+        remaining = self.caller_queue.hand_out(items, has_more=has_more)
         self.serve(has_more=has_more)
         return remaining
 
@@ -359,7 +365,7 @@ class Dispatcher(Generic[Item]):
         """End the calls of callers whose wait is over, and request claims from other sources."""
         now = self.loop.time()
         caller: WaitingCaller[Item]
-        for caller in self.callers.served(now, has_more=has_more):  # type: ignore[assignment]  # no others join
+        for caller in self.caller_queue.served(now, has_more=has_more):  # type: ignore[assignment]  # no others join
             self.leave(caller)
             if caller.error is not None and not caller.items:
                 caller.fail(own_copy(caller.error))
@@ -376,7 +382,7 @@ class Dispatcher(Generic[Item]):
         """Request claims from some of several sources for callers with room, and probe others where
         need be.
         """
-        to_claim_from, to_probe = self.callers.next_sources(self.loop.time())
+        to_claim_from, to_probe = self.caller_queue.next_sources(self.loop.time())
         source: ClaimSource[Item]
         for source in to_claim_from:  # type: ignore[assignment]  # no others were added
             source.request_claim()
@@ -385,7 +391,7 @@ class Dispatcher(Generic[Item]):
 
     def _set_gather_timeout(self, now: float) -> None:
         """Serve callers again when a source has held up the others for too long."""
-        if (deadline := self.callers.deadline(now)) is None:
+        if (deadline := self.caller_queue.deadline(now)) is None:
             return
         if self._gather_timeout is not None:
             earlier, timeout = self._gather_timeout
@@ -420,7 +426,7 @@ class Dispatcher(Generic[Item]):
 
     @property
     def _waiting_callers(self) -> list[WaitingCaller[Item]]:
-        return self.callers.callers  # type: ignore[return-value]  # no others join
+        return self.caller_queue.callers  # type: ignore[return-value]  # no others join
 
     def _expire(self, caller: WaitingCaller[Item]) -> None:
         if caller.future.done():

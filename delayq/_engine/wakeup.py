@@ -37,7 +37,7 @@ def warn_of_refusal(queue: str) -> None:
 
 
 class WakeupLoop:
-    """Makes one queue's calls, one at a time, and sets the timer for the next.
+    """Makes the calls of one queue or partition, one at a time, and sets the timer for the next.
 
     Attributes:
         plan: Decides when to call.
@@ -52,12 +52,12 @@ class WakeupLoop:
         name: str,
         make_call: Callable[[], Awaitable[NextCall]],
         services: EngineContext,
-        has_callers: Callable[[], bool],
+        want_messages: Callable[[], bool],
     ) -> None:
         """Args:
         name: The queue's name, for the log.
         make_call: Makes one call, and returns when the next one is needed.
-        has_callers: Returns whether any caller here wants messages as they come due.
+        want_messages: Returns whether any caller here wants messages as they come due.
         """
         self._name = name
         self._make_call = make_call
@@ -76,7 +76,7 @@ class WakeupLoop:
                 lambda: max(1, len(services.nodes.masters())),
                 services.resync_interval,
             ),
-            has_callers,
+            want_messages,
             partial(retry_delay, longest=services.retry_most),
         )
         self.timer_at: float | None = None
@@ -124,7 +124,7 @@ class WakeupLoop:
             warn_of_refusal(self._name)
 
     def signature(self) -> str:
-        """Return what the next call tells its script about us, as :meth:`Stagger.signature`."""
+        """Return what the next call appends to its notice, as :meth:`Stagger.signature`."""
         return self.plan.stagger.signature(
             self._now(), wants_messages=self.plan.callers.want_messages()
         )

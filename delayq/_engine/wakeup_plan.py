@@ -202,17 +202,17 @@ class WakeupPlan:
         self,
         clock: ServerClock,
         stagger: Stagger,
-        has_callers: Callable[[], bool],
+        want_messages: Callable[[], bool],
         retry_delay: Callable[[int], float],
     ) -> None:
         """Args:
         clock: Estimates the server's clock.
         stagger: This client's stagger.
-        has_callers: Returns whether any caller here wants messages as they come due.
+        want_messages: Returns whether any caller here wants messages as they come due.
         retry_delay: Returns the pause after a number of failures in a row, in seconds.
         """
         self.stagger: Stagger = stagger
-        self.callers: Callers = Callers(has_callers)
+        self.callers: Callers = Callers(want_messages)
         self.failures: int = 0
         self.invalidations: int = 0
         # The invalidations before the call whose reply was the last one to tell what is due; -1 if

@@ -106,7 +106,7 @@ class OpenDelayedQueue:
             lease_ended=counts.lease_ended,
             quarantined=counts.quarantined,
             errors=self.wakeups.errors,
-            waiting=transfer.waiting,
+            waiting=transfer.has_patient_callers,
             in_flight=transfer.lease_count,
         )
 

@@ -24,6 +24,7 @@ from delayq.errors import DelayqError, ServerRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delayq._engine.caller_queue import CallerQueue
     from delayq._engine.context import Channels, EngineContext
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup_plan import NextCall
@@ -61,7 +62,7 @@ class TransferTask:
             store.keys.name,
             self.transfer_once,
             replace(services, listen=self._listen),
-            lambda: self.waiting,
+            lambda: self.has_patient_callers,
         )
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
         self.acknowledger: LeaseAcknowledger = LeaseAcknowledger(
@@ -78,9 +79,13 @@ class TransferTask:
         self._forbidden = False
 
     @property
-    def waiting(self) -> bool:
+    def has_patient_callers(self) -> bool:
         """Whether a caller waits for messages that are still to come."""
-        return any(source.dispatcher.callers.are_waiting for source in self._sources.values())
+        return any(callers.has_patient_callers for callers in self._caller_queues)
+
+    @property
+    def _caller_queues(self) -> list[CallerQueue[Any]]:
+        return [source.dispatcher.caller_queue for source in self._sources.values()]
 
     @property
     def lease_count(self) -> int:
@@ -106,14 +111,14 @@ class TransferTask:
         self.take_calls.confirm_in_doubt()
         if next_due.ready_or_schedules:
             self._watch.overlooked()
-        if next_due.ready_or_schedules and self.waiting:
+        if next_due.ready_or_schedules and self.has_patient_callers:
             self.wakeups.wake()
         self.wakeups.on_recheck(due_us, next_due)
 
     @property
     def watches(self) -> bool:
         """Whether it needs the re-check, because moving is not left to other processes."""
-        return not self._forbidden or self.waiting
+        return not self._forbidden or self.has_patient_callers
 
     async def transfer_once(self) -> NextCall:
         """Make one round of calls, and return when the next one is needed.
@@ -122,8 +127,7 @@ class TransferTask:
         that cannot wait receive the errors of :meth:`RedisClient.run_once`.
         """
         has_callers = any(
-            source.dispatcher.callers.are_waiting or source.dispatcher.callers.capacity
-            for source in self._sources.values()
+            callers.has_patient_callers or callers.wants_items for callers in self._caller_queues
         )
         if self._forbidden and not has_callers:
             return CallOutcome.NO_CALLERS
@@ -147,7 +151,7 @@ class TransferTask:
             for _, source in sources:
                 await source.return_queue.drain(RETURN_WITHIN)
             # The callers that have had nothing for longest come first.
-            asking = [item for item in sources if item[1].dispatcher.callers.capacity]
+            asking = [item for item in sources if item[1].is_wanted]
             moments = [await self._call(*item) for item in asking or [(0, self._sources[0])]]
         except DelayqError as error:
             for _, source in sources:
@@ -157,7 +161,8 @@ class TransferTask:
             for _, source in sources:
                 source.finish()
         due_us = DUE_NOW if DUE_NOW in moments else moments[-1]
-        if due_us != DUE_NOW and self.waiting and not self.wakeups.plan.stagger.is_dormant:
+        is_dormant = self.wakeups.plan.stagger.is_dormant
+        if due_us != DUE_NOW and self.has_patient_callers and not is_dormant:
             self._watch.start()
         return due_us
 
@@ -183,7 +188,7 @@ class TransferTask:
             self.wakeups.more_is_due(partial(self._store.summon, max(1, take)))
         return (
             DUE_NOW
-            if reply.ready_count and source.dispatcher.callers.capacity
+            if reply.ready_count and source.is_wanted
             else moment_after(reply.now_us, reply.wait_us)
         )
 
@@ -224,14 +229,14 @@ class TransferTask:
         await self.wakeups.aclose(0)
 
     def _unwanted(self) -> None:
-        if not self.waiting:
+        if not self.has_patient_callers:
             self._watch.idle()
 
     def _new_source(
         self, return_call: Callable[[Sequence[Any]], ReturnCall], size: Callable[[Any], int]
     ) -> ClaimSource[Any]:
         dispatcher: Dispatcher[Any] = Dispatcher(
-            self._services, on_join=self._ask, on_last_left=self._unwanted
+            self._services, on_join=self._on_caller_joined, on_last_left=self._unwanted
         )
         return dispatcher.add_source(
             self._store.keys.name, self.wakeups.wake, return_call=return_call, size=size
@@ -240,15 +245,15 @@ class TransferTask:
     def _listen(self, to: Channels) -> None:
         """Watch the ready list only while this client listens: a push wakes all who watch."""
         self._services.listen(to)
-        if to == "notices" and self.waiting:
+        if to == "notices" and self.has_patient_callers:
             self._watch.start()
         elif to != "notices":
             self._watch.idle()
 
-    def _ask(self, insist: bool) -> None:
-        """Ask for a caller, unless it can wait and the list was empty and is watched since."""
+    def _on_caller_joined(self, nowait: bool) -> None:
+        """Call the server, unless the caller waits and the list was empty and is watched since."""
         is_dormant = self.wakeups.plan.stagger.is_dormant
-        if not insist and not is_dormant and self._emptied and self._watch.is_watching:
+        if not nowait and not is_dormant and self._emptied and self._watch.is_watching:
             self._watch.start()
         else:
             self.wakeups.wake()

@@ -69,7 +69,7 @@ class Claims:
 
     Attributes:
         source: Hands the messages to the queue's waiting callers.
-        wakeups: Decides when to call the server.
+        wakeups: Makes the claims, when its plan says so.
         expired: Number of messages found so far past their time to live.
         died: Number of messages found so far that had used all their attempts when their lease
             ended.
@@ -102,7 +102,7 @@ class Claims:
         self._settings = settings
         self._on_dropped = on_dropped
         self.wakeups: WakeupLoop = WakeupLoop(
-            store.keys.name, self.claim_once, services, lambda: dispatcher.callers.capacity > 0
+            store.keys.name, self.claim_once, services, lambda: dispatcher.caller_queue.wants_items
         )
         # A client that only offers needs no notifications.
         self.wakeups.plan.stagger.is_dormant = True
@@ -121,10 +121,6 @@ class Claims:
         self.last_error: DelayqError | None = None
 
     @property
-    def _is_wanted(self) -> bool:
-        return self.source.dispatcher.callers.capacity > 0
-
-    @property
     def position(self) -> tuple[object, int] | None:
         """How far the calls that claim have come, which changes from one to the next; None while
         none is under way.
@@ -134,14 +130,14 @@ class Claims:
 
     def on_due(self, due_us: int) -> None:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
-        if self._is_wanted:
+        if self.source.is_wanted:
             self.wakeups.on_due(due_us)
         else:
             self.wakeups.plan.invalidate()
 
     def on_notice(self, notice: TransferNotice) -> None:
         """Act on a notice that another client has handed out the due messages."""
-        if self._is_wanted:
+        if self.source.is_wanted:
             self.wakeups.on_notice(notice)
         elif notice.client != self.wakeups.plan.stagger.client:
             self.wakeups.plan.invalidate()
@@ -177,7 +173,7 @@ class Claims:
                     # They have the layout of another release, which this tells.
                     await self._settings.after_refusal(self._index)
                     continue
-                if claims or wait or not self._is_wanted:
+                if claims or wait or not self.source.is_wanted:
                     break
                 # Every message that the call examined is gone, and there are more; or groups still
                 # wait for turns by limits that have changed.

@@ -249,7 +249,7 @@ class OpenReliableQueue:
 
     # Taking
 
-    def _on_caller_joined(self, insist: bool) -> None:
+    def _on_caller_joined(self, nowait: bool) -> None:
         """Look for messages for a caller that has joined."""
         partitions = self.partitions
         for partition in partitions:
@@ -257,17 +257,17 @@ class OpenReliableQueue:
                 partition.listen()
         if len(partitions) == 1:
             wakeups = partitions[0].claims.wakeups
-            if insist:
+            if nowait:
                 wakeups.wake()
             else:
                 wakeups.on_caller_joined()
             return
         unknown = [
             partition
-            for index in self.dispatcher.callers.unprobed_sources()
+            for index in self.dispatcher.caller_queue.unprobed_sources()
             if not (partition := self.opened_partitions[index]).wakeups.plan.is_up_to_date
         ]
-        if not insist:
+        if not nowait:
             for partition in partitions:
                 partition.wakeups.listen()
         if unknown:
@@ -277,7 +277,7 @@ class OpenReliableQueue:
     def expect_messages_everywhere(self) -> None:
         """Have the next caller ask every partition, whatever is known of it."""
         for partition in self.partitions:
-            self.dispatcher.callers.assume_items(partition.claims.source)
+            self.dispatcher.caller_queue.assume_items(partition.claims.source)
 
     def probe(self, partitions: Sequence[Partition]) -> None:
         """Find out which of several partitions have something due."""
@@ -319,8 +319,8 @@ class OpenReliableQueue:
         """Look for messages in these partitions again, because limits may let more run."""
         for partition in partitions:
             partition.wakeups.plan.invalidate()
-        if self.dispatcher.callers.capacity:
-            self._on_caller_joined(False)
+        if self.dispatcher.caller_queue.wants_items:
+            self._on_caller_joined(nowait=False)
 
     async def depth(self) -> QueueDepth:
         """Return the number of messages in each state."""

@@ -128,7 +128,7 @@ class Partition:
 
     @property
     def wakeups(self) -> WakeupLoop:
-        """Decides when to claim."""
+        """Makes its claims, when its plan says so."""
         return self.claims.wakeups
 
     # A client may offer to thousands of queues, and needs neither of these for that.
@@ -225,7 +225,7 @@ class Partition:
         self.queue.notifications.wake_all()
         if not self.index:
             self.queue.reports.report()
-        if self.queue.dispatcher.callers.are_waiting:
+        if self.queue.dispatcher.caller_queue.has_patient_callers:
             return self.keys.re_checked
         self.wakeups.on_no_callers()
         return ()
@@ -282,7 +282,7 @@ class Partition:
             released=counters.released,
             expired=self.claims.expired,
             errors=self.wakeups.errors,
-            waiting=self.queue.dispatcher.callers.are_waiting,
+            waiting=self.queue.dispatcher.caller_queue.has_patient_callers,
             in_flight=self.running,
             slots=counters.slots,
             free_slots=sum(free() for free in counters.free_slots),

@@ -92,6 +92,6 @@ class Probes:
                 failure = ServerUnavailable(f"a probe failed: {type(error).__name__}")
             for partition in pending:
                 partition.claims.source.fail_probe(failure)
-                if self._dispatcher.callers.are_waiting:
+                if self._dispatcher.caller_queue.has_patient_callers:
                     # Its own calls are repeated until one succeeds.
                     partition.wake()

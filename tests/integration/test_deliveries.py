@@ -221,7 +221,7 @@ async def test_takes_and_deliveries_share_messages_that_come_singly(queue: Order
 
     def all_wait() -> bool:
         waiting = [
-            source.dispatcher.callers.are_waiting
+            source.dispatcher.caller_queue.has_patient_callers
             for source in queue._open.transfer._sources.values()
         ]
         return len(waiting) == 3 and all(waiting)

@@ -127,8 +127,8 @@ class Two:
     async def wait(self, jobs: Jobs) -> asyncio.Task[list[Message[int]]]:
         """Wait for a message, and return once the client relies on being woken for it."""
         waiting = asyncio.create_task(jobs.claim(wait=60))
-        plan = jobs._open.partitions[0].wakeups.plan
-        await until(lambda: jobs._open.dispatcher.callers.are_waiting and plan.is_up_to_date)
+        plan, callers = jobs._open.partitions[0].wakeups.plan, jobs._open.dispatcher.caller_queue
+        await until(lambda: callers.has_patient_callers and plan.is_up_to_date)
         return waiting
 
 

@@ -181,10 +181,10 @@ async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
 async def test_a_message_claimed_for_a_cancelled_caller_goes_back_uncounted(jobs: Jobs) -> None:
     for turns in (0, 1, 2, 3, 5, 8, 11):
         claiming = asyncio.create_task(jobs.claim(20, wait=60))
-        await until(lambda: jobs._open.dispatcher.callers.are_waiting)
+        await until(lambda: jobs._open.dispatcher.caller_queue.has_patient_callers)
         await jobs.offer_many([Offer(n) for n in range(20)])
         # Messages of some partitions are here already, others are on their way.
-        await until(lambda: jobs._open.dispatcher.callers.capacity < 20)
+        await until(lambda: jobs._open.dispatcher.caller_queue.capacity < 20)
         for _ in range(turns):
             await asyncio.sleep(0)
         claiming.cancel()
@@ -249,7 +249,7 @@ async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_oth
     # message at hand since then, and always has more.
     await jobs.offer_many([Offer(1000 + n, id=name) for n, name in enumerate(here)])
     await jobs.offer_many([Offer(100 + n, id=name) for n, name in enumerate(again)])
-    await until(lambda: jobs._open.dispatcher.callers.capacity == 0)
+    await until(lambda: jobs._open.dispatcher.caller_queue.capacity == 0)
     done.set()
     values = {100 + n for n in range(len(again))}
     await until(lambda: values <= set(first))
@@ -275,7 +275,7 @@ async def test_closing_ends_loops_and_claims_and_gives_back_what_was_at_hand(
     assert sorted([*got, *(message.value for message in rest)]) == [*range(50)]
     looping = asyncio.create_task(handled(again, 1))
     claiming = asyncio.create_task(again.claim(1, wait=60))
-    await until(lambda: again._open.dispatcher.callers.are_waiting)
+    await until(lambda: again._open.dispatcher.caller_queue.has_patient_callers)
     await again.aclose()
     assert await looping == []
     with pytest.raises(delayq.Closed):
@@ -447,7 +447,7 @@ async def test_handles_that_wait_together_get_messages_of_their_own_policy(clien
         for lease, attempts in ((3600, 1), (360_000, None))
     ]
     claims = [asyncio.create_task(queue.claim(wait=10)) for queue in queues * 3]
-    await until(lambda: queues[0]._open.dispatcher.callers.capacity == 6)
+    await until(lambda: queues[0]._open.dispatcher.caller_queue.capacity == 6)
     await queues[0].offer_many([Offer(n) for n in range(6)])
     now = await client.server_time()
     for queue, claim in zip(queues * 3, claims, strict=True):

@@ -35,7 +35,7 @@ async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
 async def hears(queue: DelayedQueue[Any], server: PrivateServer) -> None:
     """Take a message that only a notification announces, and whose producer is gone."""
     taking = asyncio.create_task(queue.take())
-    await until(lambda: queue._open.transfer.waiting)
+    await until(lambda: queue._open.transfer.has_patient_callers)
     async with delayq.connect(server.url) as other:
         await other.delayed_queue(queue.name).offer("heard", 0.3)
     assert await asyncio.wait_for(taking, 60) == "heard", queue.name

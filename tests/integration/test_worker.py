@@ -787,7 +787,7 @@ async def test_a_burst_waits_for_a_group_at_its_limit_whatever_else_waits(
     await jobs.offer_many([Offer(n, group="g") for n in range(3)])
     (first,) = await jobs.claim(5)
     async with running(worker.run(burst=True)) as (burst,):
-        await until(lambda: jobs._open.dispatcher.callers.are_waiting or burst.done())
+        await until(lambda: jobs._open.dispatcher.caller_queue.has_patient_callers or burst.done())
         assert not burst.done()
         await first.ack()
         await asyncio.wait_for(burst, 60)

@@ -41,12 +41,12 @@ class Driver:
         self.now = 0.0
         clock = ServerClock(lambda: self.now)
         clock.observe(us(0), 0.0)
-        self.has_callers = True
+        self.want_messages = True
         self.retry_in = 0.1
         self.plan = WakeupPlan(
             clock,
             Stagger(client, lambda: chance, resync_interval=RESYNC),
-            lambda: self.has_callers,
+            lambda: self.want_messages,
             lambda _: self.retry_in,
         )
         self.timer: Wakeup | None = None
@@ -178,7 +178,7 @@ class TestWakeups:
         assert desk.at(20 + stagger * 0.7) == 1
         assert desk.at(20 + stagger * 2) == 2
         # Without callers, it leaves messages longest to others.
-        desk.has_callers = False
+        desk.want_messages = False
         desk.due(30)
         assert desk.at(30 + 2 * stagger * 0.9) == 2
         assert desk.at(31) == 3
@@ -345,10 +345,10 @@ class TestDormancy:
     def test_a_dormant_client_without_callers_listens_as_soon_as_it_has_some(self) -> None:
         for others, listens_to in ((100, "notices"), (CROWD, "summons")):
             desk = Desk()
-            desk.has_callers = False
+            desk.want_messages = False
             desk.re_check(-1, listeners=others)
             assert desk.listens_to == "nothing"
-            desk.has_callers = True
+            desk.want_messages = True
             assert desk.join() == 1
             assert desk.listens_to == listens_to
 
