@@ -66,8 +66,8 @@ class Holder(Protocol[Item]):
 class ClaimSource(Source, Generic[Item]):
     """One of the sources of a :class:`Dispatcher`, and the claims from it.
 
-    :meth:`begin` begins a claim, :meth:`end` or :meth:`fail` reports what came of it, and
-    :meth:`finish` must follow.
+    :meth:`begin_claim` comes first, :meth:`deliver` or :meth:`fail_claim` reports what the claim
+    has brought, and :meth:`end_claim` must follow in any case.
 
     Attributes:
         dispatcher: Serves the callers.
@@ -100,14 +100,14 @@ class ClaimSource(Source, Generic[Item]):
         """Whether callers would take items of this source now."""
         return self._callers.wants_items
 
-    def begin(self, max_items: int) -> Reservation:
-        """Begin to claim up to ``max_items``. Return how many to claim."""
+    def begin_claim(self, max_items: int) -> Reservation:
+        """Begin to claim up to ``max_items``. Return how many to claim, and for which policy."""
         self.return_queue.suspend()
         return self._callers.begin_claim(self, self._now(), max_items)
 
-    def end(self, items: Collection[Item], *, has_more: bool) -> None:
-        """Report the items that the claim brought, and whether it left more: then another claim has
-        to follow at once while callers have room.
+    def deliver(self, items: Collection[Item], *, has_more: bool) -> None:
+        """Hand the items that the claim has brought to the callers. If it ``has_more``, the claim
+        has left some, and another one has to follow at once while callers have room.
         """
         self.has_more = has_more
         self.distribute(self._callers.end_claim(self, items, has_more=has_more), has_more=has_more)
@@ -120,12 +120,12 @@ class ClaimSource(Source, Generic[Item]):
         if is_limited and are_others:
             self.dispatcher.contested_until = self._now() + _CONTESTED_FOR
 
-    def fail(self, error: DelayqError) -> None:
+    def fail_claim(self, error: DelayqError) -> None:
         """Report that the claim has failed. Callers that can wait stay for the next one."""
         self._callers.abort_claim(self)
         self.fail_probe(error)
 
-    def finish(self) -> None:
+    def end_claim(self) -> None:
         """End the claim, whatever its outcome."""
         self.return_queue.resume()
         if self.claim:
@@ -138,7 +138,7 @@ class ClaimSource(Source, Generic[Item]):
         self.dispatcher.serve()
 
     def fail_probe(self, error: DelayqError) -> None:
-        """Report that a probe has failed, as :meth:`fail` does for a claim."""
+        """Report that a probe has failed, as :meth:`fail_claim` does for a claim."""
         self._callers.fail(self, error)
         if isinstance(error, ServerRefused | ConfigurationError):
             self.dispatcher.fail(error)

@@ -155,11 +155,11 @@ class TransferTask:
             moments = [await self._call(*item) for item in asking or [(0, self._sources[0])]]
         except DelayqError as error:
             for _, source in sources:
-                source.fail(error)
+                source.fail_claim(error)
             raise
         finally:
             for _, source in sources:
-                source.finish()
+                source.end_claim()
         due_us = DUE_NOW if DUE_NOW in moments else moments[-1]
         is_dormant = self.wakeups.plan.stagger.is_dormant
         if due_us != DUE_NOW and self.has_patient_callers and not is_dormant:
@@ -167,7 +167,7 @@ class TransferTask:
         return due_us
 
     async def _call(self, lease_us: int, source: ClaimSource[Any]) -> int:
-        take = source.begin(BATCH).size
+        take = source.begin_claim(BATCH).size
         wakeups = self.wakeups
         call, reply = await self.take_calls.transfer(
             take, lease_us, wakeups.signature(), wakeups.timer_at
@@ -177,7 +177,7 @@ class TransferTask:
         self._count(reply)
         if reply.payloads and lease_us in self._sources:
             self._sources[lease_us] = self._sources.pop(lease_us)
-        source.end(
+        source.deliver(
             self.acknowledger.create(call, reply, lease_us) if lease_us else reply.payloads,
             has_more=reply.ready_count > 0 or reply.wait_us == 0,
         )

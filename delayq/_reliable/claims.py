@@ -159,12 +159,12 @@ class Claims:
             if self._calls.is_unsure:
                 await self._recover()
             await self.source.return_queue.drain(_RETURN_WITHIN)
-            take, policy = self.source.begin(MOST_PER_CLAIM)
+            take, policy = self.source.begin_claim(MOST_PER_CLAIM)
             if not take:
                 return CallOutcome.NO_CALLERS
             if self._services.suspects.keeps_others_out:
                 self._services.suspects.when_others_may_come(self.wakeups.wake)
-                self.source.end([], has_more=False)
+                self.source.deliver([], has_more=False)
                 return NONE_DUE
             while True:
                 try:
@@ -180,22 +180,22 @@ class Claims:
                 await asyncio.sleep(0)
             # Nothing else is for those who got a suspect.
             has_suspect = bool(claims) and claims[0].is_suspect
-            self.source.end(claims, has_more=wait == 0 and not has_suspect)
+            self.source.deliver(claims, has_more=wait == 0 and not has_suspect)
             return self._next_call(now, wait)
         except DelayqError as error:
             failure = error
-            self.source.fail(error)
+            self.source.fail_claim(error)
             raise
         except Exception as error:
             # Treat an unforeseen error as a failed call too, so that the call is retried.
             name = self._store.keys.name
             _log.exception("queue %r: a claim failed", name, extra=about(name))
             failure = ServerUnavailable(f"a claim failed: {type(error).__name__}")
-            self.source.fail(failure)
+            self.source.fail_claim(failure)
             raise failure from error
         finally:
             self.last_error = failure
-            self.source.finish()
+            self.source.end_claim()
 
     def _next_call(self, now_us: int, wait_us: int) -> NextCall:
         if wait_us:

@@ -389,12 +389,12 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     """Otherwise they would give it back later, ahead of what the close has given back."""
     client, queue = await opened(own_server.url, 20)
     scheduler = client.session.scheduler
-    end = ClaimSource.end
+    deliver = ClaimSource.deliver
     written: list[ReturnCall] = []
     ending: list[Any] = []
 
-    def end_and_close(self: ClaimSource[Any], items: Any, **found: Any) -> None:
-        end(self, items := list(items), **found)
+    def deliver_and_close(self: ClaimSource[Any], items: Any, **found: Any) -> None:
+        deliver(self, items := list(items), **found)
         if items and not ending:
             ending.append(scheduler.close(scheduler.queues)())
 
@@ -404,7 +404,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
         written.extend(calls := list(calls))
         send(self, name, calls)
 
-    monkeypatch.setattr(ClaimSource, "end", end_and_close)
+    monkeypatch.setattr(ClaimSource, "deliver", deliver_and_close)
     monkeypatch.setattr(ShutdownCalls, "send", note)
     drains = [asyncio.create_task(queue.drain(10)) for _ in range(2)]
     for drain in drains:
