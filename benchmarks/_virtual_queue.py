@@ -345,7 +345,7 @@ class VirtualClient:
             self.plan.transferred(listeners, self._world.now)
         if wait:
             self._act(self.plan.handed_out(now))
-        elif (threshold := self.plan.stagger.summon_threshold(self._world.now)) is not None:
+        elif (threshold := self.plan.stagger.clients_at_hand(self._world.now)) is not None:
             self._send(self._server.costs.vain_claim, partial(self._server.summon, threshold))
         self.late += [(self._world.now_us - due) / 1e6 for due in messages]
         if messages and self._hold:

@@ -252,10 +252,11 @@ class CallerQueue(Generic[Item]):
     def end_claim(
         self, source: Source, items: Collection[Item], *, has_more: bool
     ) -> list[Numbered[Item]]:
-        """End a claim. Hand out the items it brought next: they are returned with their numbers.
+        """End a claim, and return the items that it brought with their numbers. Hand them out next.
 
-        If it ``has_more``, the source has not answered any caller yet. Otherwise nothing is left
-        there, whatever was reserved, and for callers of any policy.
+        If it ``has_more``, the source has more due items, and a caller that does not wait stays for
+        the next claim. Otherwise the source is empty, for callers of all policies, and even if the
+        claim asked for few.
         """
         number, source.claim, source.reservation = source.claim, 0, _NO_ITEMS
         source.expected = 1

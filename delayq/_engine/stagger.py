@@ -250,12 +250,12 @@ class Stagger:
         limit = self._crowd if wants_messages else self._listeners_needed(wants_messages=False)
         return self._listeners + self._dormant <= limit * part
 
-    def summon_threshold(self, now: float) -> int | None:
-        """Return how many clients have to be too few for the messages that are due before we summon
-        dormant ones.
+    def clients_at_hand(self, now: float) -> int | None:
+        """Return how many clients can take what is due, because dormant ones are summoned only if
+        more are needed: those that listen; 0 if we are dormant ourselves, because the listeners
+        have left messages lying, so they are busy.
 
-        None if we do not summon: none is dormant, we do not go first, or we did it just now. If we
-        are dormant ourselves, the listeners have left messages lying, so they are busy.
+        None to summon nobody: none is dormant, we do not go first, or we did it just now.
         """
         may_summon = self._dormant > 0 and (self._goes_first or self.is_dormant)
         if not may_summon or now - self._summoned_at < _SUMMON_EVERY:

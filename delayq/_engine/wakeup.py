@@ -132,16 +132,16 @@ class WakeupLoop:
     def more_is_due(self, summon: Callable[[int], Awaitable[object]]) -> None:
         """Summon dormant clients, if need be, because more is due than this client takes.
 
-        ``summon`` does so unless no more than that number of clients are needed.
+        ``summon`` does so if more clients are needed than it is told are at hand.
         """
-        threshold = self.plan.stagger.summon_threshold(self._now())
-        if threshold is not None:
-            self._background.spawn(self._summon(summon, threshold), f"summon for {self._name}")
+        clients = self.plan.stagger.clients_at_hand(self._now())
+        if clients is not None:
+            self._background.spawn(self._summon(summon, clients), f"summon for {self._name}")
 
-    async def _summon(self, summon: Callable[[int], Awaitable[object]], threshold: int) -> None:
+    async def _summon(self, summon: Callable[[int], Awaitable[object]], clients: int) -> None:
         # A hint: dormant clients re-check now and then.
         with suppress(DelayqError):
-            await summon(threshold)
+            await summon(clients)
 
     # The task
 
