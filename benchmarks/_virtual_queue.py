@@ -1,7 +1,7 @@
 """One queue and its clients in virtual time: the clients' own plans, clocks and staggers, and a
 network and a server that only cost time.
 
-The server does what ``claim.lua``, ``notice.lua`` and ``resync.lua`` do to due times and channels.
+The server does what ``claim.lua``, ``notice.lua`` and ``recheck.lua`` do to due times and channels.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import parse, parse_moment
-from delayq._engine.store import resync
+from delayq._engine.store import recheck
 from delayq._engine.subscriber import Subscriber
 from delayq._engine.wakeup_plan import moment_after
 from delayq._logging import log
@@ -53,7 +53,7 @@ class OpenQueue(Protocol):
         summons: The channel on which dormant clients are called.
         notification_channels: The channels that dormant clients listen to as well: for changed
             settings and single messages.
-        kind: The name that ``resync.lua`` has for this kind of queue.
+        kind: The name that ``recheck.lua`` has for this kind of queue.
         unit_us: The unit of the moments on its channels, in microseconds.
     """
 
@@ -72,14 +72,14 @@ class OpenQueue(Protocol):
     @property
     def unit_us(self) -> int: ...
 
-    def resync_keys(self) -> tuple[str, ...]:
-        """Return the keys that the re-check examines, or none if no caller is waiting.
+    def begin_recheck(self) -> tuple[str, ...]:
+        """Do what is due at each re-check, and return the keys to examine; none if no caller waits.
 
-        This is called at each re-check from the first time that the client listens to the queue.
+        This is called from the first time that the client listens to the queue.
         """
         ...
 
-    def resynced(self, due_us: int, reply: NextDue) -> None:
+    def on_recheck(self, due_us: int, reply: NextDue) -> None:
         """Act on the reply to the re-check.
 
         The next message is due at ``due_us``, as in :mod:`delayq._engine.wakeup_plan`.
@@ -161,7 +161,7 @@ class Scheduler:
         # Queues that were woken because the server refused to check them.
         self._woken: set[OpenQueue] = set()
         self._pace = _Pace()
-        self._resync: asyncio.Task[Any] | None = None
+        self._recheck_task: asyncio.Task[Any] | None = None
         self.subscriber: Subscriber = Subscriber(
             services.nodes,
             services.background,
@@ -205,8 +205,8 @@ class Scheduler:
             self._queues[name] = new_queue
         if not new_queue.is_dormant:
             self._listen(new_queue, "notices")
-        if self._resync is None:
-            self._resync = self.services.background.spawn(self._run(), "resync")
+        if self._recheck_task is None:
+            self._recheck_task = self.services.background.spawn(self._run(), "recheck")
         return new_queue
 
     def _listen(self, queue: OpenQueue, to: Channels) -> None:
@@ -260,7 +260,7 @@ class Scheduler:
 
         return end
 
-    async def run_once(self, queues: Sequence[OpenQueue] | None = None) -> None:
+    async def recheck(self, queues: Sequence[OpenQueue] | None = None) -> None:
         """Re-check queues, by default all that the client listens to, and wake those that need it.
 
         Raises:
@@ -268,11 +268,11 @@ class Scheduler:
         """
         servers: dict[ConnectionPool | None, list[tuple[OpenQueue, tuple[str, ...]]]] = {}
         async for queue in _in_slices([*self._attended] if queues is None else queues):
-            if not queue.closed and (keys := queue.resync_keys()):
+            if not queue.closed and (keys := queue.begin_recheck()):
                 servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
         # A server that does not answer must not hold up the queues of the others.
         checks = (
-            self.check(same_server, lambda queue, due_us, reply: queue.resynced(due_us, reply))
+            self.check(same_server, lambda queue, due_us, reply: queue.on_recheck(due_us, reply))
             for same_server in servers.values()
         )
         outcomes = await asyncio.gather(
@@ -289,7 +289,7 @@ class Scheduler:
     ) -> None:
         """Check queues of one server, each with the keys to examine.
 
-        Calls ``on_reply`` with each queue that is still open, and what :meth:`OpenQueue.resynced`
+        Calls ``on_reply`` with each queue that is still open, and what :meth:`OpenQueue.on_recheck`
         takes.
 
         Raises:
@@ -302,7 +302,7 @@ class Scheduler:
         calls = [[(queue.kind, keys) for queue, keys in batch] for batch in batches]
         asked_at = self.services.clock.local()
         errors = []
-        replies = zip(batches, await resync(self.services.server, calls), strict=True)
+        replies = zip(batches, await recheck(self.services.server, calls), strict=True)
         for number, (batch, reply) in enumerate(replies):
             if number:
                 # Thousands of queues must not hold up the other tasks of the event loop.
@@ -368,7 +368,7 @@ class Scheduler:
 
     async def _check(self, queues: Sequence[OpenQueue], is_recheck: bool) -> None:
         try:
-            await self.run_once(None if is_recheck else queues)
+            await self.recheck(None if is_recheck else queues)
             if is_recheck:
                 self.services.nodes.prune()
         except Exception as error:  # noqa: BLE001 - the next check comes, whatever fails

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from delayq._redis.client import RedisClient
 
-RESYNC = Script("resync")
+RECHECK = Script("recheck")
 DUE_COUNTS = Script("due_counts")
 
 
@@ -38,21 +38,21 @@ class NextDue(NamedTuple):
     epoch: bytes
 
 
-class Resynced(NamedTuple):
+class RecheckReply(NamedTuple):
     """The reply to one call: the server's time in microseconds, and its queues in order."""
 
     now_us: int
     queues: Sequence[NextDue]
 
     @classmethod
-    def of(cls, reply: Sequence[Any]) -> Resynced:
+    def of(cls, reply: Sequence[Any]) -> RecheckReply:
         """Parse a reply."""
         return cls(reply[0], [*map(NextDue, *(reply[at::6] for at in range(1, 7)))])
 
 
-async def resync(
+async def recheck(
     client: RedisClient, calls: Sequence[Sequence[tuple[str, Sequence[str]]]]
-) -> list[Resynced | BaseException]:
+) -> list[RecheckReply | BaseException]:
     """Re-check many queues in one round trip to one server.
 
     Each call has the kinds and the keys of some queues, in a cluster of one. Returns its reply, or
@@ -63,8 +63,8 @@ async def resync(
         for queues in calls
     ]
     return [
-        reply if isinstance(reply, BaseException) else Resynced.of(reply)
-        for reply in await run_all(client, RESYNC, requests)
+        reply if isinstance(reply, BaseException) else RecheckReply.of(reply)
+        for reply in await run_all(client, RECHECK, requests)
     ]
 
 

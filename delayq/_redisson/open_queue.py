@@ -64,14 +64,14 @@ class OpenDelayedQueue:
     def is_dormant(self) -> bool:
         return self.wakeups.plan.stagger.is_dormant
 
-    def resync_keys(self) -> tuple[str, ...]:
+    def begin_recheck(self) -> tuple[str, ...]:
         if self.transfer.watches:
-            return self.store.resync_keys
+            return self.store.recheck_keys
         self.wakeups.on_no_callers()
         return ()
 
-    def resynced(self, due_us: int, next_due: NextDue) -> None:
-        self.transfer.resynced(due_us, next_due)
+    def on_recheck(self, due_us: int, next_due: NextDue) -> None:
+        self.transfer.on_recheck(due_us, next_due)
 
     def on_due(self, due_us: int) -> None:
         self.wakeups.on_due(due_us)

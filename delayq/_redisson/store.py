@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
-from delayq._engine.store import RESYNC, NextDue, Resynced, due_counts
+from delayq._engine.store import RECHECK, NextDue, RecheckReply, due_counts
 from delayq._redis.client import Confirmation
 from delayq._redis.scripts import Request, Script
 from delayq._redisson.records import (
@@ -487,15 +487,15 @@ class DelayedStore:
     # Waking
 
     @property
-    def resync_keys(self) -> tuple[str, ...]:
+    def recheck_keys(self) -> tuple[str, ...]:
         """The keys that the re-check's script examines for a delayed queue."""
         keys = self.keys
         return keys.timeout, keys.leases, keys.ready, keys.turns, keys.summons
 
-    async def resync(self) -> NextDue:
+    async def recheck(self) -> NextDue:
         """Look at the queue as the re-check does. The end of a lease counts as a due message."""
-        reply = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
-        return Resynced.of(reply).queues[0]
+        reply = await self._client.run(RECHECK, self.recheck_keys, ("delayed",))
+        return RecheckReply.of(reply).queues[0]
 
     async def summon(self, share: int, ready_count: int) -> None:
         """Call as many dormant clients as the ready payloads need if each takes ``share``.

@@ -106,7 +106,7 @@ class TransferTask:
             self._sources = {lease_us: source, **self._sources}
         return self._leased[lease_us]
 
-    def resynced(self, due_us: int, next_due: NextDue) -> None:
+    def on_recheck(self, due_us: int, next_due: NextDue) -> None:
         """Act on the re-check, which found the next due time and the number of ready payloads."""
         self.take_calls.confirm_in_doubt()
         if next_due.ready_or_schedules:

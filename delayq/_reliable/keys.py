@@ -187,8 +187,8 @@ class ReliableKeys:
         return self.named("expiries")
 
     @property
-    def re_checked(self) -> tuple[str, ...]:
-        """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
+    def recheck_keys(self) -> tuple[str, ...]:
+        """The keys that a re-check examines, in the order that ``recheck.lua`` expects."""
         shared_keys = (self.kept_slots, self.schedules, self.settings, self.wake, self.summons)
         turns = (self.named("group_turns"), self.named("suspect_turns"))
         return (self.leased, *self.waiting, *turns, *shared_keys)

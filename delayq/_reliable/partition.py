@@ -221,16 +221,16 @@ class Partition:
             self.is_listening = True
             self._services.listen("notifications")
 
-    def resync_keys(self) -> tuple[str, ...]:
+    def begin_recheck(self) -> tuple[str, ...]:
         self.queue.notifications.wake_all()
         if not self.index:
             self.queue.reports.report()
         if self.queue.dispatcher.caller_queue.has_patient_callers:
-            return self.keys.re_checked
+            return self.keys.recheck_keys
         self.wakeups.on_no_callers()
         return ()
 
-    def resynced(self, due_us: int, next_due: NextDue) -> None:
+    def on_recheck(self, due_us: int, next_due: NextDue) -> None:
         self.queue.settings.on_epoch(self.index, next_due.epoch.decode(errors="replace"))
         if next_due.ready_or_schedules:
             # Every consumer keeps the recurring messages going, whichever process scheduled them.

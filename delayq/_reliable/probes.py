@@ -82,7 +82,7 @@ class Probes:
 
         try:
             await self._scheduler.check(
-                [(partition, partition.keys.re_checked) for partition in pending], on_reply
+                [(partition, partition.keys.recheck_keys) for partition in pending], on_reply
             )
         except Exception as error:  # noqa: BLE001 - partitions must not stay pending, whatever fails
             if isinstance(error, DelayqError):

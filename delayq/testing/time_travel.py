@@ -202,7 +202,7 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
             return ""
         return f"{keys.name!r} has {depth.ready} ready and {depth.leased} leased"
     store = DelayedStore(server, keys)
-    next_due = await store.resync()
+    next_due = await store.recheck()
     leased = await store.count_leased()
     if next_due.wait_us and not next_due.ready_or_schedules and not leased:
         return ""

@@ -336,7 +336,7 @@ def message() -> Picture:
     p.lines(
         16,
         594,
-        "Every 5 s, and after each subscription, resync.lua looks",
+        "Every 5 s, and after each subscription, recheck.lua looks",
         "at all queues. BLMOVE sees what Java pushes to ready.",
         size=11.5,
     )

@@ -65,7 +65,7 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     async def idle(_: Any) -> None:
         pass
 
-    monkeypatch.setattr(Scheduler, "run_once", idle)
+    monkeypatch.setattr(Scheduler, "recheck", idle)
     monkeypatch.setattr(
         WakeupPlan,
         "_arm",

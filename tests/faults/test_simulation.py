@@ -72,7 +72,7 @@ def checks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def idle(_: Any) -> None:
         pass
 
-    monkeypatch.setattr(Scheduler, "run_once", idle)
+    monkeypatch.setattr(Scheduler, "recheck", idle)
 
 
 def arms_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:

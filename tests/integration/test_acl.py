@@ -216,13 +216,13 @@ async def test_a_user_who_may_not_move_messages_is_warned_once_though_the_queue_
 
     async def counted(scheduler: Scheduler, *queues: Any) -> None:
         try:
-            await run_once(scheduler, *queues)
+            await recheck(scheduler, *queues)
         except delayq.ServerRefused:
             looks.append("refused")
             raise
 
-    run_once = Scheduler.run_once
-    monkeypatch.setattr(Scheduler, "run_once", counted)
+    recheck = Scheduler.recheck
+    monkeypatch.setattr(Scheduler, "recheck", counted)
     async with (
         granted(server, rules_of("delayed", "producer")) as url,
         delayq.connect(url, resync_interval=1) as client,

@@ -184,7 +184,7 @@ async def test_what_stands_still_is_not_alive_and_a_thread_says_so(
         await until(lambda: says("messages of queue 'jobs' are no longer claimed"))
     async with health.running():
         await until(health.answers)
-        cancel("delayq resync")
+        cancel("delayq recheck")
         client.session.scheduler._pace.recheck_at -= 60
         await until(lambda: says("queues have not been re-checked for"))
 

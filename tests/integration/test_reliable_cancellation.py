@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq import LeaseLost, Limit, Offer, Worker
 from delayq._engine import prefetch
-from delayq._engine.store import Resynced, resync
+from delayq._engine.store import RecheckReply, recheck
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.store import ReliableStore
 from tests.support.depth import examples, nightly
@@ -348,9 +348,9 @@ async def test_an_ordered_group_goes_on_at_the_end_of_the_lease_of_a_cancelled_m
         await jobs.offer_many([Offer(1, id="a", group="g"), Offer(2, id="b", group="g")])
         await claim_one(jobs)
         await jobs.cancel("a", running=True)
-        kind_and_keys = ("reliable", jobs._open.opened_partitions[0].keys.re_checked)
-        (look,) = await resync(client.session.server, [[kind_and_keys]])
-        assert isinstance(look, Resynced)
+        kind_and_keys = ("reliable", jobs._open.opened_partitions[0].keys.recheck_keys)
+        (look,) = await recheck(client.session.server, [[kind_and_keys]])
+        assert isinstance(look, RecheckReply)
         assert 0 <= look.queues[0].wait_us <= 1_000_000
         # Nothing else tells this client to look.
         assert (await claim_one(jobs, wait=120)).id == "b"

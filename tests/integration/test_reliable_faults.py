@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Limit, Offer
-from delayq._engine.store import RESYNC
+from delayq._engine.store import RECHECK
 from delayq._reliable.bodies import PlainMessage
 from delayq._reliable.scripts import CANCEL, CLAIM, OFFER, OFFER_NEW
 from delayq._reliable.settings import StoredSettings
@@ -477,7 +477,7 @@ async def test_work_in_steps_that_fails_half_way_says_how_far_it_came(
 
     def plan(name: str, _n: int) -> str | None:
         # The client looks at its queues in the meantime; do not count those calls.
-        made = [call for call in faults.calls[before:] if call not in (CLAIM.name, RESYNC.name)]
+        made = [call for call in faults.calls[before:] if call not in (CLAIM.name, RECHECK.name)]
         return "unsent" if len(made) >= n and name in made else None
 
     faults.plan = plan

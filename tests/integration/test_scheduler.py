@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._engine.store import resync
+from delayq._engine.store import recheck
 from delayq._redisson.keys import DelayedKeys
 from tests.support.foreign import store
 from tests.support.waiting import until
@@ -119,9 +119,9 @@ async def test_every_further_queue_costs_as_much_as_the_first(
 
     async def counted(client: Any, calls: Any) -> Any:
         looked_at.extend(keys[0] for queues in calls for _, keys in queues)
-        return await resync(client, calls)
+        return await recheck(client, calls)
 
-    monkeypatch.setattr("delayq._engine.scheduler.resync", counted)
+    monkeypatch.setattr("delayq._engine.scheduler.recheck", counted)
     async with delayq.connect(server.url, resync_interval=1_000_000) as client:
         scheduler, calls = client.session.scheduler, client.session.server
         costs = []
@@ -132,7 +132,7 @@ async def test_every_further_queue_costs_as_much_as_the_first(
         # Scripts that the server does not know yet take a second call.
         assert len(set(costs[2:])) == 1
         before = calls.round_trips
-        await scheduler.run_once()
+        await scheduler.recheck()
         assert (calls.round_trips - before, looked_at) == (0, [])
         assert await raw.pubsub_channels() == []
         async with asyncio.TaskGroup() as consumers:
@@ -156,9 +156,9 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
         await queues[70].offer(70, 3600)
         scheduler, calls = client.session.scheduler, client.session.server
         # Only our own calls are left, and the server knows the script.
-        assert scheduler._resync is not None
-        scheduler._resync.cancel()
-        await scheduler.run_once()
+        assert scheduler._recheck_task is not None
+        scheduler._recheck_task.cancel()
+        await scheduler.recheck()
         before = calls.round_trips
         with monkeypatch.context() as patch:
             due_of: dict[str, int] = {}
@@ -173,8 +173,8 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
             other = asyncio.create_task(take_turns())
             for queue in scheduler.queues:
                 note = lambda due_us, _ready, name=queue.name: due_of.update({name: due_us})
-                patch.setattr(queue, "resynced", note)
-            await scheduler.run_once()
+                patch.setattr(queue, "on_recheck", note)
+            await scheduler.recheck()
             other.cancel()
             assert turns >= {0, 20, 40, 60, 80}
             assert calls.round_trips == before + 1
@@ -183,5 +183,5 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
             # If that fails, as it does after a restart, each part is requested separately.
             server.call("SCRIPT", "FLUSH")
             due_of.clear()
-            await scheduler.run_once()
+            await scheduler.recheck()
             assert len(due_of) == 100

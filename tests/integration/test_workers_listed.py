@@ -252,7 +252,7 @@ async def test_an_idle_worker_reports_with_every_fourth_re_check(
     began = loop.time()
     taking = asyncio.create_task(quick.reliable_queue("jobs").claim(wait=3600))
     await listed(client)
-    await until(lambda: faults.calls.count("resync") > 40)
+    await until(lambda: faults.calls.count("recheck") > 40)
     # However late re-checks are, nearly four intervals pass between two reports.
     most = 3 + (loop.time() - began) / (3.6 * 0.05)
     assert 5 < faults.calls.count(REGISTER.name) < most

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq import Limit, Offer
-from delayq._engine.store import DUE_COUNTS, RESYNC
+from delayq._engine.store import DUE_COUNTS, RECHECK
 from delayq._redisson import store as delayed
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable import scripts as reliable
@@ -62,7 +62,7 @@ def keys_of(script: Script) -> list[str]:
             return [*common_keys, RELIABLE.remembered, RELIABLE.aside("remembered")]
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
-    if script is RESYNC:
+    if script is RECHECK:
         return [DELAYED.timeout, DELAYED.leases, DELAYED.ready, DELAYED.turns, DELAYED.summons]
     special = {
         "fence": DELAYED.fence(TOKEN),
@@ -535,7 +535,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (delayed.GIVE_BACK, "pending", polled),
     (delayed.SET_ASIDE, "", given(leased, 60_000, "", b"x")),
     (delayed.SET_ASIDE, "leased", given(leased, 60_000, "a:001", b"1")),
-    (RESYNC, "", given(leased, "delayed")),
+    (RECHECK, "", given(leased, "delayed")),
     (DUE_COUNTS, "", given(leased, "0", "1e15")),
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),

@@ -1,4 +1,4 @@
--- resync: find out when a client must look at each of these queues. The safety net under lost
+-- recheck: find out when a client must look at each of these queues. The safety net under lost
 -- notifications.
 --
 -- Keys:
