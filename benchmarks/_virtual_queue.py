@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._engine.server_clock import ServerClock
-from delayq._engine.stagger import Stagger, parse, parse_moment
+from delayq._engine.stagger import Stagger, parse_notice, parse_number
 from delayq._engine.wakeup_plan import (
     DUE_NOW,
     Arm,
@@ -252,12 +252,12 @@ class VirtualClient:
 
     def _on_message(self, content: bytes, channel: Channels) -> None:
         if channel == "summons":
-            self._act(self.plan.on_summons(parse_moment(content) or 0))
+            self._act(self.plan.on_summons(parse_number(content) or 0))
         elif self._holds:
             self.plan.invalidate()
-        elif (notice := parse(content)) is not None:
+        elif (notice := parse_notice(content)) is not None:
             self._act(self.plan.on_notice(notice, self._world.now))
-        elif (moment := parse_moment(content)) is not None:
+        elif (moment := parse_number(content)) is not None:
             self._act(self.plan.on_due(moment, self._world.now))
 
     def _listen(self, to: Channels) -> None:
@@ -342,7 +342,7 @@ class VirtualClient:
     ) -> None:
         self._clock.observe(now, asked_at)
         if messages:
-            self.plan.transferred(listeners, self._world.now)
+            self.plan.took_messages(listeners, self._world.now)
         if wait:
             self._act(self.plan.handed_out(now))
         elif (threshold := self.plan.stagger.clients_at_hand(self._world.now)) is not None:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 Channels = Literal["notices", "summons", "notifications", "nothing"]
-"""The channels of a queue to which a client listens: its notices, calls for dormant clients, only
-notifications about its settings and single messages, which come with both, or nothing. After a
-client has listened to something, it receives the notifications until the queue is closed.
+"""The channels of a queue to which a client listens: its announcements and notices; summons, which
+are for dormant clients; only notifications of changed settings and of single messages, which come
+with both; or nothing. After a client has listened to something, it receives the notifications until
+the queue is closed.
 """
 
 

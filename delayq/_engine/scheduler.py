@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._engine.server_clock import ServerClock
-from delayq._engine.stagger import parse, parse_moment
+from delayq._engine.stagger import parse_notice, parse_number
 from delayq._engine.store import recheck
 from delayq._engine.subscriber import Subscriber
 from delayq._engine.wakeup_plan import moment_after
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from delayq._engine.context import Channels, EngineContext
-    from delayq._engine.stagger import TransferNotice
+    from delayq._engine.stagger import Notice
     from delayq._engine.store import NextDue
     from delayq._redis.pool import ConnectionPool
 
@@ -49,10 +49,11 @@ class OpenQueue(Protocol):
     Attributes:
         closed: Whether it was closed.
         name: The queue's name on this client.
-        channels: The channels that carry its notifications. No other queue has the first one.
+        channels: The channels that carry its announcements and notices. No other queue has the
+            first one.
         summons: The channel on which dormant clients are called.
-        notification_channels: The channels that dormant clients listen to as well: for changed
-            settings and single messages.
+        notification_channels: The channels that carry notifications of changed settings, and of
+            single messages. Dormant clients listen to them as well.
         kind: The name that ``recheck.lua`` has for this kind of queue.
         unit_us: The unit of the moments on its channels, in microseconds.
     """
@@ -87,23 +88,23 @@ class OpenQueue(Protocol):
         ...
 
     def on_due(self, due_us: int) -> None:
-        """Act on a notification: a message is due at ``due_us`` microseconds."""
+        """Act on an announcement: a message is due at ``due_us`` microseconds."""
         ...
 
-    def on_notice(self, notice: TransferNotice) -> None: ...
+    def on_notice(self, notice: Notice) -> None: ...
     def on_summons(self, number: int) -> None:
         """Act on a call for this number of the dormant clients."""
         ...
 
     def on_notification(self, content: bytes) -> None:
-        """Act on a publication on one of the notification channels."""
+        """Act on a notification."""
         ...
 
     def wake(self) -> None: ...
 
     @property
     def is_dormant(self) -> bool:
-        """Whether it needs no notifications for now."""
+        """Whether it needs no announcements and notices for now."""
         ...
 
     def close(self, last: ShutdownCalls) -> None:
@@ -139,7 +140,7 @@ class Scheduler:
 
     Wake-ups come from four sources: each queue's timer, the channel, every (re)subscription, and
     the re-check. The re-check examines all queues in one call every ``resync_interval`` seconds,
-    which limits the delay that a lost notification can cause. After a subscription, it examines the
+    which limits the delay that a lost announcement can cause. After a subscription, it examines the
     queues that are subscribed.
 
     A queue to which the client only offers is neither subscribed nor checked, so a client may
@@ -187,7 +188,7 @@ class Scheduler:
         return max(0.0, self.services.clock.local() - self._pace.recheck_at)
 
     def open(self, channel: str, make: Callable[[EngineContext], Q]) -> Q:
-        """Open the queue whose notifications arrive on ``channel``, unless it is open already."""
+        """Open the queue whose announcements arrive on ``channel``, unless it is open already."""
         queue = self._queues.get(channel)
         if queue is not None:
             return queue  # type: ignore[return-value]  # each kind of queue has its own channels
@@ -396,16 +397,16 @@ class Scheduler:
         if queue is None:
             return
         if channel == queue.summons:
-            queue.on_summons(parse_moment(content) or 0)
+            queue.on_summons(parse_number(content) or 0)
             return
         if channel in queue.notification_channels:
             queue.on_notification(content)
             return
-        if (notice := parse(content)) is not None:
+        if (notice := parse_notice(content)) is not None:
             queue.on_notice(notice)
             return
-        if (moment := parse_moment(content)) is None:
-            log(logging.WARNING, queue.name, "received a notification that is not a number")
+        if (moment := parse_number(content)) is None:
+            log(logging.WARNING, queue.name, "received an announcement that is not a number")
             queue.wake()
         else:
             queue.on_due(moment * queue.unit_us)

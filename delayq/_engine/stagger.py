@@ -2,7 +2,7 @@
 
 No client waits for another: each wakes at the due time plus a stagger of its own. A client that
 finds messages wakes without a stagger from then on, and its script publishes a *notice*, which says
-that everything due has been handed out, and when the next message is due. A client that hears
+that everything due has been handed out, and when the next message is due. A client that receives
 another's notice before its own stagger is over need not call at all. If it had no stagger, it has
 one from then on. The same client is thus first again and again. When it dies, has no room, or is
 slow, the client with the next stagger is first instead, a few milliseconds late, and stays first.
@@ -58,7 +58,7 @@ _ASK_EVERY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class TransferNotice:
+class Notice:
     """A message that a client's script publishes for the other clients.
 
     Attributes:
@@ -77,13 +77,13 @@ class TransferNotice:
     listeners: int = 0
 
 
-def parse(content: bytes) -> TransferNotice | None:
+def parse_notice(content: bytes) -> Notice | None:
     """Parse a notice, or return None: scripts write two numbers and the signature's two words."""
     words = content.split()
     try:
         next_us, through_us, name, wants_messages = words
         client, _, listeners = name.decode().partition(".")
-        return TransferNotice(
+        return Notice(
             _number(next_us),
             _number(through_us),
             client,
@@ -94,8 +94,8 @@ def parse(content: bytes) -> TransferNotice | None:
         return None
 
 
-def parse_moment(content: bytes) -> int | None:
-    """Parse an announcement: when a message is due, or None if it makes no sense."""
+def parse_number(content: bytes) -> int | None:
+    """Parse an announcement or a summons: a number, or None if it makes no sense."""
     try:
         return _number(content)
     except ValueError:
@@ -184,7 +184,7 @@ class Stagger:
         listeners = f".{self._listeners}" if self._listeners > 1 else ""
         return f"{self.client}{listeners} {int(wants_messages)}"
 
-    def transferred(self, listeners: int, now: float) -> None:
+    def took_messages(self, listeners: int, now: float) -> None:
         """Go first from now on, because our call took messages.
 
         ``listeners`` clients received its notice from the same server; 0 if it gave none.
@@ -205,7 +205,7 @@ class Stagger:
         elif self._listeners > 1:
             self._step_back()
 
-    def on_notice(self, notice: TransferNotice, after: float, *, wants_messages: bool) -> None:
+    def on_notice(self, notice: Notice, after: float, *, wants_messages: bool) -> None:
         """Act on another client's notice, ``after`` seconds after the moment we waited for."""
         self._listeners = notice.listeners if notice.listeners > 1 else max(self._listeners, 2)
         self._slowest = max(after, self._slowest * _SLOWEST_DECAY)

@@ -25,7 +25,7 @@ _NAMED = 20
 class Subscriber:
     """Keeps one connection subscribed to all channels of the client's queues.
 
-    Notifications are only hints: anything published while the link is down is lost. Every
+    Publications are only hints: anything published while the link is down is lost. Every
     confirmation of a subscription is therefore reported, so that the queues can be checked, and a
     link that does not answer pings is replaced. In a cluster any server will do.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from delayq._engine.context import EngineContext
-    from delayq._engine.stagger import TransferNotice
+    from delayq._engine.stagger import Notice
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup_plan import Actions, NextCall, Wakeup
     from delayq._timer.wheel import Timeout
@@ -100,7 +100,7 @@ class WakeupLoop:
     def on_due(self, due_us: int) -> None:
         self._act(self.plan.on_due(due_us, self._now()))
 
-    def on_notice(self, notice: TransferNotice) -> None:
+    def on_notice(self, notice: Notice) -> None:
         self._act(self.plan.on_notice(notice, self._now()))
 
     def on_recheck(self, due_us: int, reply: NextDue) -> None:
@@ -117,8 +117,8 @@ class WakeupLoop:
     def handed_out(self, through_us: int) -> None:
         self._act(self.plan.handed_out(through_us))
 
-    def transferred(self, listeners: int) -> None:
-        self.plan.transferred(listeners, self._now())
+    def took_messages(self, listeners: int) -> None:
+        self.plan.took_messages(listeners, self._now())
         if listeners < 0 and not self._warned_of_refusal:
             self._warned_of_refusal = True
             warn_of_refusal(self._name)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import Channels
     from delayq._engine.server_clock import ServerClock
-    from delayq._engine.stagger import Stagger, TransferNotice
+    from delayq._engine.stagger import Notice, Stagger
 
-# A reply may overtake a notification of messages that it has handed out, by this much, in us.
+# A reply may overtake an announcement of messages that it has handed out, by this much, in us.
 _LATE_US = 250_000
 # A notice cannot be further ahead of our estimate of the server's clock, in seconds.
 _AHEAD = 5.0
@@ -185,7 +185,7 @@ class Callers:
 class WakeupPlan:
     """Decides when one queue's calls are made.
 
-    A call is requested by the queue's own timer, by a notification, by every (re)subscription, by
+    A call is requested by the queue's own timer, by an announcement, by every (re)subscription, by
     the safety re-check, and by callers that want messages. Its reply says when the next message is
     due, which arms the timer again. Until then, new callers need not ask the server. Clients that
     wait for the same moment share the work: see :mod:`delayq._engine.stagger`.
@@ -286,7 +286,7 @@ class WakeupPlan:
             return self.wake() if self._handed_out_us - due_us > _LATE_US else ()
         return self._call_at(due_us, now)
 
-    def on_notice(self, notice: TransferNotice, now: float) -> Actions:
+    def on_notice(self, notice: Notice, now: float) -> Actions:
         """Act on a notice: another client was first."""
         if notice.client == self.stagger.client or self.stagger.is_dormant:
             return ()
@@ -367,12 +367,12 @@ class WakeupPlan:
         # It would be skipped, and keep a later one from being armed.
         return self._disarm() if armed is not None and armed.last_us < through_us else ()
 
-    def transferred(self, listeners: int, now: float) -> None:
+    def took_messages(self, listeners: int, now: float) -> None:
         """Record that the call took messages, and how many clients received its notice: 0 if it
         gave none, -1 if the user may not publish it.
         """
         self._in_flight.has_messages, self._in_flight.due_us = True, WHATEVER_IS_DUE
-        self.stagger.transferred(listeners, now)
+        self.stagger.took_messages(listeners, now)
 
     def on_reply(self, next_call: NextCall, now: float) -> Actions:
         """End the call, which tells when the next one is needed."""

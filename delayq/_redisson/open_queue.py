@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import Counters, EngineContext
     from delayq._engine.durability import Results
-    from delayq._engine.stagger import TransferNotice
+    from delayq._engine.stagger import Notice
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.client import RedisClient
@@ -76,7 +76,7 @@ class OpenDelayedQueue:
     def on_due(self, due_us: int) -> None:
         self.wakeups.on_due(due_us)
 
-    def on_notice(self, notice: TransferNotice) -> None:
+    def on_notice(self, notice: Notice) -> None:
         self.wakeups.on_notice(notice)
 
     def on_summons(self, number: int) -> None:

@@ -183,7 +183,7 @@ class TransferTask:
         )
         self._emptied = not reply.ready_count
         if reply.due_count:
-            self.wakeups.transferred(reply.listeners)
+            self.wakeups.took_messages(reply.listeners)
         if reply.ready_count:
             self.wakeups.more_is_due(partial(self._store.summon, max(1, take)))
         return (

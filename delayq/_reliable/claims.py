@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import Counters, EngineContext
     from delayq._engine.dispatcher import ClaimSource, Dispatcher
-    from delayq._engine.stagger import TransferNotice
+    from delayq._engine.stagger import Notice
     from delayq._engine.wakeup_plan import NextCall
     from delayq._redis.scripts import Request
     from delayq._reliable.replies import ClaimReply
@@ -104,7 +104,7 @@ class Claims:
         self.wakeups: WakeupLoop = WakeupLoop(
             store.keys.name, self.claim_once, services, lambda: dispatcher.caller_queue.wants_items
         )
-        # A client that only offers needs no notifications.
+        # A client that only offers needs no announcements.
         self.wakeups.plan.stagger.is_dormant = True
         self.source: ClaimSource[Claim] = dispatcher.add_source(
             store.keys.name,
@@ -135,7 +135,7 @@ class Claims:
         else:
             self.wakeups.plan.invalidate()
 
-    def on_notice(self, notice: TransferNotice) -> None:
+    def on_notice(self, notice: Notice) -> None:
         """Act on a notice that another client has handed out the due messages."""
         if self.source.is_wanted:
             self.wakeups.on_notice(notice)
@@ -251,7 +251,7 @@ class Claims:
         if reply.dropped:
             self._on_dropped(reply.dropped)
         if claims:
-            self.wakeups.transferred(reply.listeners)
+            self.wakeups.took_messages(reply.listeners)
         if reply.wait_us:
             # No message that was due by then is left.
             self.wakeups.handed_out(reply.now_us)

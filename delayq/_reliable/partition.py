@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._engine.dispatcher import Dispatcher
     from delayq._engine.server_clock import ServerClock
-    from delayq._engine.stagger import TransferNotice
+    from delayq._engine.stagger import Notice
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.return_calls import ShutdownCalls
@@ -240,7 +240,7 @@ class Partition:
     def on_due(self, due_us: int) -> None:
         self.claims.on_due(due_us)
 
-    def on_notice(self, notice: TransferNotice) -> None:
+    def on_notice(self, notice: Notice) -> None:
         self.claims.on_notice(notice)
 
     def on_summons(self, number: int) -> None:

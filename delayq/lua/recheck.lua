@@ -1,5 +1,5 @@
 -- recheck: find out when a client must look at each of these queues. The safety net under lost
--- notifications.
+-- announcements.
 --
 -- Keys:
 --   key...  of each queue in turn. Delayed: ZSET of records by due time, ms; ZSET of leases by

@@ -142,7 +142,7 @@ NOTICES = st.lists(st.sampled_from([b"1", b"-1", b"x", b"9" * 5000, b"\xff"]), m
 def test_any_bytes_are_a_record_a_notice_and_an_id_or_not(data: bytes) -> None:
     payload = payload_of(data)
     assert payload is None or data.endswith(payload)
-    notice = stagger.parse(data)
+    notice = stagger.parse_notice(data)
     assert notice is None or isinstance(notice.next_us, int)
     assert is_occurrence(data) in (True, False)
 

@@ -19,13 +19,13 @@ from delayq._engine.stagger import (
     _MOVER_FACTOR,
     MAX_STAGGER,
     MIN_STAGGER,
+    Notice,
     Stagger,
-    TransferNotice,
-    parse,
+    parse_notice,
 )
 from tests.support.depth import examples
 
-FROM_A_CONSUMER = TransferNotice(next_us=-1, through_us=0, client="other", wants_messages=True)
+FROM_A_CONSUMER = Notice(next_us=-1, through_us=0, client="other", wants_messages=True)
 
 
 def not_first(place: float = 0.5, *, after: float = 0.0) -> Stagger:
@@ -35,7 +35,7 @@ def not_first(place: float = 0.5, *, after: float = 0.0) -> Stagger:
     return stagger
 
 
-def hear(stagger: Stagger, notice: TransferNotice = FROM_A_CONSUMER) -> None:
+def hear(stagger: Stagger, notice: Notice = FROM_A_CONSUMER) -> None:
     stagger.on_notice(notice, 0.0, wants_messages=True)
 
 
@@ -52,9 +52,9 @@ class TestNotice:
     ) -> None:
         stagger = Stagger(client, lambda: 0.5)
         if listeners:
-            stagger.transferred(listeners, 0.0)
+            stagger.took_messages(listeners, 0.0)
         signature = stagger.signature(0.0, wants_messages=wants_messages)
-        assert parse(f"{next_us} {through_us} {signature}".encode()) == TransferNotice(
+        assert parse_notice(f"{next_us} {through_us} {signature}".encode()) == Notice(
             next_us, through_us, client, wants_messages, listeners
         )
 
@@ -73,13 +73,13 @@ class TestStagger:
     def test_a_client_that_is_alone_publishes_a_notice_once_in_a_while(self) -> None:
         stagger = Stagger("us", lambda: 0.5)
         assert stagger.signature(5.0, wants_messages=True)
-        stagger.transferred(2, 5.0)
+        stagger.took_messages(2, 5.0)
         assert stagger.signature(5.0, wants_messages=True)
-        stagger.transferred(1, 5.0)
+        stagger.took_messages(1, 5.0)
         assert not stagger.signature(5.0, wants_messages=True)
         assert not stagger.signature(5.0 + _ASK_EVERY * 0.99, wants_messages=True)
         assert stagger.signature(5.0 + _ASK_EVERY, wants_messages=True)
-        stagger.transferred(1, 5.0)
+        stagger.took_messages(1, 5.0)
         hear(stagger)
         assert stagger.signature(5.0, wants_messages=True), "it has heard another"
 
@@ -87,7 +87,7 @@ class TestStagger:
         chance=st.floats(0, 1),
         events=st.lists(
             st.one_of(
-                st.just(("transferred",)),
+                st.just(("took_messages",)),
                 st.just(("nothing",)),
                 st.tuples(st.just("published"), st.integers(1, 8), st.floats(0, 1e6)),
                 st.tuples(st.just("notice"), st.floats(0, 1e6), st.booleans(), st.booleans()),
@@ -100,17 +100,15 @@ class TestStagger:
     ) -> None:
         stagger = Stagger("us", lambda: chance)
         for kind, *facts in events:
-            if kind == "transferred":
-                stagger.transferred(0, 0.0)
+            if kind == "took_messages":
+                stagger.took_messages(0, 0.0)
             elif kind == "nothing":
                 stagger.came_too_late()
             elif kind == "published":
-                stagger.transferred(*facts)
+                stagger.took_messages(*facts)
             else:
                 after, theirs, ours = facts
-                stagger.on_notice(
-                    TransferNotice(-1, 0, "other", theirs), after, wants_messages=ours
-                )
+                stagger.on_notice(Notice(-1, 0, "other", theirs), after, wants_messages=ours)
             for wants_messages in (True, False):
                 delay = stagger.delay(wants_messages=wants_messages)
                 assert (
@@ -129,7 +127,7 @@ class TestCrowd:
     ) -> Stagger:
         stagger = Stagger("us", lambda: chance, lambda: servers, resync)
         if goes_first:
-            stagger.transferred(0, 0.0)
+            stagger.took_messages(0, 0.0)
         else:
             hear(stagger)
         return stagger
@@ -167,7 +165,7 @@ class TestCrowd:
             stagger = Stagger("us", lambda: 0.5)
             stagger.on_recheck(listeners, 0, wants_messages=True)
             assert (stagger.delay(wants_messages=True) > 0) == steps_back
-            stagger.transferred(0, 0.0)
+            stagger.took_messages(0, 0.0)
             stagger.on_recheck(listeners, 0, wants_messages=True)
             assert stagger.delay(wants_messages=True) == 0
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayq._engine.server_clock import ServerClock
-from delayq._engine.stagger import Stagger, TransferNotice
+from delayq._engine.stagger import Notice, Stagger
 from delayq._engine.wakeup_plan import (
     Actions,
     Arm,
@@ -102,7 +102,7 @@ class Desk(Driver):
             self.count += 1
             reply = self.replies.popleft() if self.replies else -1
             if self.finds:
-                self.plan.transferred(2, self.now)
+                self.plan.took_messages(2, self.now)
             self.act(
                 self.plan.on_failure(self.now)
                 if reply is None
@@ -131,9 +131,7 @@ class Desk(Driver):
     def notice(self, through: float, following: float | None, *, client: str = "other") -> None:
         next_us = -1 if following is None else us(following)
         self.act(
-            self.plan.on_notice(
-                TransferNotice(next_us, us(through), client, wants_messages=True), self.now
-            )
+            self.plan.on_notice(Notice(next_us, us(through), client, wants_messages=True), self.now)
         )
 
     def re_check(
@@ -145,7 +143,7 @@ class Desk(Driver):
     def step_back(self) -> float:
         """Make this client one that does not go first. Return its stagger in seconds."""
         self.plan.stagger.on_notice(
-            TransferNotice(-1, 0, "other", wants_messages=True), 0.0, wants_messages=True
+            Notice(-1, 0, "other", wants_messages=True), 0.0, wants_messages=True
         )
         return self.plan.stagger.delay(wants_messages=True)
 
@@ -205,7 +203,7 @@ class TestWakeups:
     def test_a_wake_up_that_finds_nothing_delays_the_next_ones_of_this_client(self) -> None:
         for reply in (-1, None):
             desk = Desk()
-            desk.plan.stagger.transferred(2, 0.0)
+            desk.plan.stagger.took_messages(2, 0.0)
             assert desk.wake() == 1
             assert desk.goes_first, "a call for a caller is no reason to step back"
             desk.replies.append(reply)
@@ -214,7 +212,7 @@ class TestWakeups:
             assert not desk.goes_first, reply
 
     def test_a_call_that_is_not_made_says_nothing_of_others_or_the_server(self, desk: Desk) -> None:
-        desk.plan.stagger.transferred(2, 0.0)
+        desk.plan.stagger.took_messages(2, 0.0)
         desk.replies.extend([None, CallOutcome.NO_CALLERS])
         assert desk.wake() == 1
         desk.due(0.05)
@@ -360,7 +358,7 @@ class Shop(Driver):
         super().__init__(chance=chance)
         self.dues: list[int] = []
         # Notices in the order of their publication. Replies travel on other connections.
-        self.channel: deque[TransferNotice | int] = deque()
+        self.channel: deque[Notice | int] = deque()
         self.own_offers: deque[int] = deque()
         # The call in flight: when the server carried it out, whether it found messages, when the
         # next one is due.
@@ -381,9 +379,7 @@ class Shop(Driver):
         is_due, self.dues = len(left) < len(self.dues), left
         following = min(left, default=-1)
         if is_due:
-            self.channel.append(
-                TransferNotice(following, us(self.now), client, wants_messages=True)
-            )
+            self.channel.append(Notice(following, us(self.now), client, wants_messages=True))
         return is_due, following
 
     def calls(self) -> None:
@@ -398,7 +394,7 @@ class Shop(Driver):
             heard = self.channel.popleft()
             if self.listens_to != "notices":
                 return
-            on = self.plan.on_notice if isinstance(heard, TransferNotice) else self.plan.on_due
+            on = self.plan.on_notice if isinstance(heard, Notice) else self.plan.on_due
             self.act(cast("Any", on)(heard, self.now))
             self.calls()
 
@@ -412,7 +408,7 @@ class Shop(Driver):
             (now, found, following), self.reply = self.reply, None
             self.act(self.plan.handed_out(now - now % 1000))
             if found:
-                self.plan.transferred(2, self.now)
+                self.plan.took_messages(2, self.now)
             self.act(self.plan.on_reply(following, self.now))
             self.calls()
 
@@ -444,7 +440,7 @@ class Shop(Driver):
     def pass_events(self, events: list[tuple[Any, ...]], *, first: bool) -> None:
         if not first:
             self.plan.stagger.on_notice(
-                TransferNotice(-1, 0, "other", wants_messages=True), 0, wants_messages=True
+                Notice(-1, 0, "other", wants_messages=True), 0, wants_messages=True
             )
         for event, *facts in events:
             if event == "offer":
