@@ -547,8 +547,8 @@ class Client:
     def _open_queues(self) -> dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue]:
         """Return the open queues by kind and name."""
         queues: dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue] = {}
-        for opened in self.session.scheduler.queues:
-            queue = opened.queue if isinstance(opened, Partition) else opened
+        for part in self.session.scheduler.parts:
+            queue = part.queue if isinstance(part, Partition) else part
             if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
                 queues[queue.kind, queue.name] = queue
         return queues

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 # Maximum number of queues examined per script call, so that the script stays short.
-_QUEUES_AT_ONCE = 200
+_PARTS_AT_ONCE = 200
 # After how many queues other tasks of the event loop have their turn.
-_QUEUES_PER_TURN = 50
+_PARTS_PER_TURN = 50
 # In a cluster, how long a server that hangs holds up the others, in seconds.
 _SERVER_TIMEOUT = 1.0
 # Grace period for calls in flight when a queue closes, in seconds. Two round trips are added to it.
@@ -42,9 +42,9 @@ _GRACE = 0.7
 _CLOSE_WITHIN = 8.0
 
 
-class OpenQueue(Protocol):
-    """A queue that is open on this client, shared by all handles of its name, as the scheduler sees
-    it.
+class QueuePart(Protocol):
+    """A delayed queue that is open on this client, or one partition of a reliable queue. The
+    scheduler wakes each by itself, and both are called queues here.
 
     Attributes:
         closed: Whether it was closed.
@@ -131,7 +131,7 @@ class _Pace:
         self.is_checking = False
 
 
-Q = TypeVar("Q", bound=OpenQueue)
+Q = TypeVar("Q", bound=QueuePart)
 T = TypeVar("T")
 
 
@@ -149,18 +149,18 @@ class Scheduler:
 
     def __init__(self, services: EngineContext) -> None:
         self.services: EngineContext = services
-        self._queues: dict[str, OpenQueue] = {}
-        self._clocks: dict[OpenQueue, ServerClock] = {}
+        self._parts: dict[str, QueuePart] = {}
+        self._clocks: dict[QueuePart, ServerClock] = {}
         # Queues that the client listens to, or has listened to, and those to check soon.
-        self._attended: dict[OpenQueue, None] = {}
-        self._unchecked: dict[OpenQueue, None] = {}
+        self._attended: dict[QueuePart, None] = {}
+        self._unchecked: dict[QueuePart, None] = {}
         # Called at the next re-check, on behalf of queues.
         self._at_recheck: dict[Callable[[], bool], None] = {}
         self._acting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._acting.set_result(None)
         self._failing = False
         # Queues that were woken because the server refused to check them.
-        self._woken: set[OpenQueue] = set()
+        self._woken: set[QueuePart] = set()
         self._pace = _Pace()
         self._recheck_task: asyncio.Task[Any] | None = None
         self.subscriber: Subscriber = Subscriber(
@@ -173,9 +173,9 @@ class Scheduler:
         )
 
     @property
-    def queues(self) -> list[OpenQueue]:
+    def parts(self) -> list[QueuePart]:
         """The open queues."""
-        return list(dict.fromkeys(self._queues.values()))
+        return list(dict.fromkeys(self._parts.values()))
 
     @property
     def overdue(self) -> float:
@@ -189,70 +189,70 @@ class Scheduler:
 
     def open(self, channel: str, make: Callable[[EngineContext], Q]) -> Q:
         """Open the queue whose announcements arrive on ``channel``, unless it is open already."""
-        queue = self._queues.get(channel)
-        if queue is not None:
-            return queue  # type: ignore[return-value]  # each kind of queue has its own channels
+        part = self._parts.get(channel)
+        if part is not None:
+            return part  # type: ignore[return-value]  # each kind of queue has its own channels
         services = replace(
             self.services,
-            listen=lambda to: self._listen(new_queue, to),
+            listen=lambda to: self._listen(new_part, to),
             at_recheck=self._at_recheck.setdefault,
         )
         if services.nodes.spread:
             # Each server has its own clock.
             services = replace(services, clock=ServerClock(services.clock.local))
-        new_queue = make(services)
-        self._clocks[new_queue] = services.clock
-        for name in _every_channel(new_queue):
-            self._queues[name] = new_queue
-        if not new_queue.is_dormant:
-            self._listen(new_queue, "notices")
+        new_part = make(services)
+        self._clocks[new_part] = services.clock
+        for name in _every_channel(new_part):
+            self._parts[name] = new_part
+        if not new_part.is_dormant:
+            self._listen(new_part, "notices")
         if self._recheck_task is None:
             self._recheck_task = self.services.background.spawn(self._run(), "recheck")
-        return new_queue
+        return new_part
 
-    def _listen(self, queue: OpenQueue, to: Channels) -> None:
-        if (to == "nothing" and queue not in self._attended) or (
-            to == "notifications" and queue in self._attended
+    def _listen(self, part: QueuePart, to: Channels) -> None:
+        if (to == "nothing" and part not in self._attended) or (
+            to == "notifications" and part in self._attended
         ):
             return
-        if not queue.closed:
-            self._attended[queue] = None
+        if not part.closed:
+            self._attended[part] = None
         if to != "notifications":
-            channels = {"notices": queue.channels, "summons": (queue.summons,), "nothing": ()}[to]
-            for channel in {*queue.channels, queue.summons}.difference(channels):
+            channels = {"notices": part.channels, "summons": (part.summons,), "nothing": ()}[to]
+            for channel in {*part.channels, part.summons}.difference(channels):
                 self.subscriber.remove(channel)
             for channel in channels:
                 self.subscriber.add(channel)
-        for channel in queue.notification_channels:
+        for channel in part.notification_channels:
             self.subscriber.add(channel)
 
-    def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
+    def close(self, parts: Sequence[QueuePart]) -> Callable[[], Coroutine[Any, Any, None]]:
         """Close queues that are still open.
 
         All messages that reached no caller are on their way back to the server before this returns.
         Await the function that it returns until they have arrived, or closing takes too long.
         """
-        closing = [queue for queue in queues if not queue.closed]
+        closing = [part for part in parts if not part.closed]
         round_trip = max(
             (connections.round_trip for connections in self.services.nodes.masters()), default=0.0
         )
         last, grace = ShutdownCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
-        for queue in closing:
-            queue.closed = True
-            for channel in _every_channel(queue):
-                del self._queues[channel]
+        for part in closing:
+            part.closed = True
+            for channel in _every_channel(part):
+                del self._parts[channel]
                 self.subscriber.remove(channel)
-            del self._clocks[queue]
-            self._attended.pop(queue, None)
-            self._unchecked.pop(queue, None)
-            self._woken.discard(queue)
-            queue.close(last)
+            del self._clocks[part]
+            self._attended.pop(part, None)
+            self._unchecked.pop(part, None)
+            self._woken.discard(part)
+            part.close(last)
 
         async def end() -> None:
             # Not gathered: a cancelled caller is not a closing that takes too long.
             ending = [
-                self.services.background.spawn(queue.aclose(grace), f"close {queue.name}")
-                for queue in closing
+                self.services.background.spawn(part.aclose(grace), f"close {part.name}")
+                for part in closing
             ]
             if ending:
                 _, late = await asyncio.wait(ending, timeout=_CLOSE_WITHIN)
@@ -261,19 +261,19 @@ class Scheduler:
 
         return end
 
-    async def recheck(self, queues: Sequence[OpenQueue] | None = None) -> None:
+    async def recheck(self, parts: Sequence[QueuePart] | None = None) -> None:
         """Re-check queues, by default all that the client listens to, and wake those that need it.
 
         Raises:
             ServerError: The server could not be queried.
         """
-        servers: dict[ConnectionPool | None, list[tuple[OpenQueue, tuple[str, ...]]]] = {}
-        async for queue in _in_slices([*self._attended] if queues is None else queues):
-            if not queue.closed and (keys := queue.begin_recheck()):
-                servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
+        servers: dict[ConnectionPool | None, list[tuple[QueuePart, tuple[str, ...]]]] = {}
+        async for part in _in_slices([*self._attended] if parts is None else parts):
+            if not part.closed and (keys := part.begin_recheck()):
+                servers.setdefault(self._server_of(keys[0]), []).append((part, keys))
         # A server that does not answer must not hold up the queues of the others.
         checks = (
-            self.check(same_server, lambda queue, due_us, reply: queue.on_recheck(due_us, reply))
+            self.check(same_server, lambda part, due_us, reply: part.on_recheck(due_us, reply))
             for same_server in servers.values()
         )
         outcomes = await asyncio.gather(
@@ -285,22 +285,20 @@ class Scheduler:
 
     async def check(
         self,
-        queues: Sequence[tuple[Q, tuple[str, ...]]],
+        parts: Sequence[tuple[Q, tuple[str, ...]]],
         on_reply: Callable[[Q, int, NextDue], object],
     ) -> None:
         """Check queues of one server, each with the keys to examine.
 
-        Calls ``on_reply`` with each queue that is still open, and what :meth:`OpenQueue.on_recheck`
+        Calls ``on_reply`` with each queue that is still open, and what :meth:`QueuePart.on_recheck`
         takes.
 
         Raises:
             ServerError: Some of the queues could not be checked.
         """
-        batch_size = 1 if self.services.nodes.spread else _QUEUES_AT_ONCE
-        batches = [
-            queues[start : start + batch_size] for start in range(0, len(queues), batch_size)
-        ]
-        calls = [[(queue.kind, keys) for queue, keys in batch] for batch in batches]
+        batch_size = 1 if self.services.nodes.spread else _PARTS_AT_ONCE
+        batches = [parts[start : start + batch_size] for start in range(0, len(parts), batch_size)]
+        calls = [[(part.kind, keys) for part, keys in batch] for batch in batches]
         asked_at = self.services.clock.local()
         errors = []
         replies = zip(batches, await recheck(self.services.server, calls), strict=True)
@@ -312,11 +310,11 @@ class Scheduler:
                 # A failed call must not keep the other queues from their results.
                 errors.append(reply)
                 continue
-            for (queue, _), next_due in zip(batch, reply.queues, strict=True):
+            for (part, _), next_due in zip(batch, reply.queues, strict=True):
                 # The queue may have been closed in the meantime.
-                if (clock := self._clocks.get(queue)) is not None:
+                if (clock := self._clocks.get(part)) is not None:
                     clock.observe(reply.now_us, asked_at)
-                    on_reply(queue, moment_after(reply.now_us, next_due.wait_us), next_due)
+                    on_reply(part, moment_after(reply.now_us, next_due.wait_us), next_due)
         if errors:
             raise errors[0]
 
@@ -348,8 +346,8 @@ class Scheduler:
                 if is_recheck := len(self._unchecked) == len(self._attended):
                     # Clients that have subscribed together do not re-check together from then on.
                     self._pace.recheck_at = now() + random.random() * interval
-            queues, self._unchecked = [*self._unchecked], {}
-            check = self.services.background.spawn(self._check(queues, is_recheck), "check queues")
+            parts, self._unchecked = [*self._unchecked], {}
+            check = self.services.background.spawn(self._check(parts, is_recheck), "check queues")
             self._pace.is_checking = True
             try:
                 await asyncio.wait({check}, timeout=timeout)
@@ -363,62 +361,62 @@ class Scheduler:
                 self._at_recheck.pop(act, None)
 
     def _on_subscribed(self, channel: str) -> None:
-        if (queue := self._queues.get(channel)) is not None:
-            self._unchecked[queue] = None
+        if (part := self._parts.get(channel)) is not None:
+            self._unchecked[part] = None
             self._pace.check_now.set()
 
-    async def _check(self, queues: Sequence[OpenQueue], is_recheck: bool) -> None:
+    async def _check(self, parts: Sequence[QueuePart], is_recheck: bool) -> None:
         try:
-            await self.recheck(None if is_recheck else queues)
+            await self.recheck(None if is_recheck else parts)
             if is_recheck:
                 self.services.nodes.prune()
         except Exception as error:  # noqa: BLE001 - the next check comes, whatever fails
-            asleep = [queue for queue in queues if queue not in self._woken]
+            asleep = [part for part in parts if part not in self._woken]
             if isinstance(error, ServerRefused) and asleep:
                 # We may lack the right to move one of the queues: its own call finds that out.
                 self._woken.update(asleep)
-                for queue in asleep:
-                    queue.wake()
+                for part in asleep:
+                    part.wake()
             elif not self._failing:
                 self._failing = True
                 unexpected = None if isinstance(error, ServerError) else error
                 _log.warning(
-                    "re-checking %d queues failed: %s", len(queues), error, exc_info=unexpected
+                    "re-checking %d queues failed: %s", len(parts), error, exc_info=unexpected
                 )
             await asyncio.sleep(min(1.0, self.services.retry_most))
-            self._unchecked |= dict.fromkeys(queue for queue in queues if not queue.closed)
+            self._unchecked |= dict.fromkeys(part for part in parts if not part.closed)
             self._pace.check_now.set()
         else:
             self._failing = False
-            self._woken.difference_update(queues)
+            self._woken.difference_update(parts)
 
     def _on_message(self, channel: str, content: bytes) -> None:
-        queue = self._queues.get(channel)
-        if queue is None:
+        part = self._parts.get(channel)
+        if part is None:
             return
-        if channel == queue.summons:
-            queue.on_summons(parse_number(content) or 0)
+        if channel == part.summons:
+            part.on_summons(parse_number(content) or 0)
             return
-        if channel in queue.notification_channels:
-            queue.on_notification(content)
+        if channel in part.notification_channels:
+            part.on_notification(content)
             return
         if (notice := parse_notice(content)) is not None:
-            queue.on_notice(notice)
+            part.on_notice(notice)
             return
         if (moment := parse_number(content)) is None:
-            log(logging.WARNING, queue.name, "received an announcement that is not a number")
-            queue.wake()
+            log(logging.WARNING, part.name, "received an announcement that is not a number")
+            part.wake()
         else:
-            queue.on_due(moment * queue.unit_us)
+            part.on_due(moment * part.unit_us)
 
 
 async def _in_slices(items: Sequence[T], pause: float = 0.0) -> AsyncIterator[T]:
     """Yield items, and let the event loop go on now and then, for ``pause`` seconds."""
     for number, item in enumerate(items, 1):
         yield item
-        if number % _QUEUES_PER_TURN == 0:
+        if number % _PARTS_PER_TURN == 0:
             await asyncio.sleep(pause)
 
 
-def _every_channel(queue: OpenQueue) -> tuple[str, ...]:
-    return (*queue.channels, queue.summons, *queue.notification_channels)
+def _every_channel(part: QueuePart) -> tuple[str, ...]:
+    return (*part.channels, part.summons, *part.notification_channels)

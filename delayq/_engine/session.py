@@ -26,7 +26,7 @@ from delayq._timer.timer import HashedWheelTimer
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from delayq._engine.scheduler import OpenQueue
+    from delayq._engine.scheduler import QueuePart
     from delayq.instrumentation import Hooks
 
 # Seconds. An idle wheel costs nothing, however short its ticks.
@@ -98,16 +98,16 @@ class Session:
         Messages that reached no consumer are on their way back before this waits for anything.
         """
         if self._closing is None:
-            end = self.scheduler.close(self.scheduler.queues)
+            end = self.scheduler.close(self.scheduler.parts)
             # Not one of the background tasks, because it ends them.
             self._closing = asyncio.create_task(self._end(end), name="delayq close")
         await _wait_until_closed(self._closing)
 
-    async def close_queues(self, queues: Sequence[OpenQueue]) -> None:
+    async def close_parts(self, parts: Sequence[QueuePart]) -> None:
         """Close a queue, or all its partitions, as :meth:`aclose` does."""
-        end = self.scheduler.close(queues)
+        end = self.scheduler.close(parts)
         # Not one of the background tasks: if the client closes meanwhile, it waits for this one.
-        closing = asyncio.create_task(end(), name=f"delayq close {queues[0].name}")
+        closing = asyncio.create_task(end(), name=f"delayq close {parts[0].name}")
         self._closing_queues.add(closing)
         closing.add_done_callback(self._closing_queues.discard)
         await _wait_until_closed(closing)

@@ -507,7 +507,7 @@ class DelayedQueue(Generic[T]):
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self.session.close_queues([self._open])
+            await self.session.close_parts([self._open])
 
     async def __aenter__(self) -> Self:
         return self

@@ -125,6 +125,24 @@ class OpenReliableQueue:
         self._ended_partitions: set[int] = set()
         self.rotation: PartitionRotation = PartitionRotation(self.is_unreachable)
 
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        keys_of: Callable[[int], ReliableKeys],
+        own_settings: HandleSettings,
+        scheduler: Scheduler,
+    ) -> OpenReliableQueue:
+        """Open a queue, unless it is open already, and return it."""
+        first = scheduler.open(
+            keys_of(0).wake,
+            lambda services: cls(
+                name, keys_of, own_settings, scheduler, services
+            ).opened_partitions[0],
+        )
+        assert isinstance(first.queue, cls)
+        return first.queue
+
     @property
     def name(self) -> str:
         """The queue's name."""

@@ -75,15 +75,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
     ) -> None:
         own_settings.check()
         self.session: Session = session
-        scheduler = session.scheduler
-        first = scheduler.open(
-            keys_of(0).wake,
-            lambda services: OpenReliableQueue(
-                name, keys_of, own_settings, scheduler, services
-            ).opened_partitions[0],
+        self._open: OpenReliableQueue = OpenReliableQueue.open(
+            name, keys_of, own_settings, session.scheduler
         )
-        assert isinstance(first.queue, OpenReliableQueue)
-        self._open: OpenReliableQueue = first.queue
         settings, handle_codec = self._open.defaults.complete(own_settings, codec)
         self._codec = handle_codec or JsonCodec()
         self._declaration = Declaration(
@@ -91,7 +85,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         )
         if own_settings.declared():
             # The server may lose what is declared here, and others store anew without it.
-            first.listen()
+            self._open.partitions[0].listen()
         self._hooks = self._open.services.hooks
         self._encoder: OfferEncoder[T] = OfferEncoder(
             self._codec, settings.options.get("max_payload") or 0
@@ -652,7 +646,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self.session.close_queues(self._open.opened_partitions)
+            await self.session.close_parts(self._open.opened_partitions)
 
     async def __aenter__(self) -> Self:
         return self

@@ -165,9 +165,9 @@ async def _keys_of(target: Target) -> list[Keys]:
         return [*await target.key_sets()]
     session = target.session
     by_channel: dict[str, Keys] = {}
-    for queue in session.scheduler.queues:
-        if isinstance(queue, OpenDelayedQueue | Partition):
-            by_channel[queue.channels[0]] = queue.keys
+    for part in session.scheduler.parts:
+        if isinstance(part, OpenDelayedQueue | Partition):
+            by_channel[part.channels[0]] = part.keys
     if target in _private:
         for (kind, name), partitions in (await find_queues(session.server)).items():
             for partition in partitions:
@@ -184,12 +184,12 @@ async def _keys_of(target: Target) -> list[Keys]:
 async def _wake(session: Session) -> None:
     """Make every queue of the client look for due messages, and wait until it has."""
     tasks: set[asyncio.Task[Any]] = set()
-    for queue in session.scheduler.queues:
-        queue.wake()
-        if isinstance(queue, Partition):
-            await queue.recurrence.check()
-        if isinstance(queue, OpenDelayedQueue | Partition) and queue.wakeups.task:
-            tasks.add(queue.wakeups.task)
+    for part in session.scheduler.parts:
+        part.wake()
+        if isinstance(part, Partition):
+            await part.recurrence.check()
+        if isinstance(part, OpenDelayedQueue | Partition) and part.wakeups.task:
+            tasks.add(part.wakeups.task)
     if tasks:
         await asyncio.wait(tasks, timeout=5.0)
 

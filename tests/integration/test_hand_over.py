@@ -396,7 +396,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     def deliver_and_close(self: ClaimSource[Any], items: Any, **found: Any) -> None:
         deliver(self, items := list(items), **found)
         if items and not ending:
-            ending.append(scheduler.close(scheduler.queues)())
+            ending.append(scheduler.close(scheduler.parts)())
 
     send = ShutdownCalls.send
 

@@ -150,7 +150,7 @@ async def test_every_further_queue_costs_as_much_as_the_first(
 async def test_the_re_check_of_many_queues_is_one_round_trip(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._engine.scheduler._QUEUES_AT_ONCE", 20)
+    monkeypatch.setattr("delayq._engine.scheduler._PARTS_AT_ONCE", 20)
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queues = [client.delayed_queue(f"orders {n}") for n in range(100)]
         await queues[70].offer(70, 3600)
@@ -171,7 +171,7 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
                     await asyncio.sleep(0)
 
             other = asyncio.create_task(take_turns())
-            for queue in scheduler.queues:
+            for queue in scheduler.parts:
                 note = lambda due_us, _ready, name=queue.name: due_of.update({name: due_us})
                 patch.setattr(queue, "on_recheck", note)
             await scheduler.recheck()

@@ -310,7 +310,7 @@ class TestStaleClients:
 class TestHearing:
     @staticmethod
     def known(client: Client) -> QueueSettings:
-        (queue,) = client.session.scheduler.queues
+        (queue,) = client.session.scheduler.parts
         return queue.queue.settings.stored.public()  # type: ignore[attr-defined,no-any-return]
 
     async def test_a_notification_alone_brings_new_settings(
@@ -334,7 +334,7 @@ class TestHearing:
         async with delayq.connect(server.url, resync_interval=resync) as client:
             claiming = asyncio.create_task(client.reliable_queue("jobs").claim(wait=30))
             await until(lambda: client.statistics().waiting == 1)
-            await until(lambda: client.session.scheduler.queues[0].queue.settings.stored)  # type: ignore[attr-defined]
+            await until(lambda: client.session.scheduler.parts[0].queue.settings.stored)  # type: ignore[attr-defined]
             # As if it had been published while the link was down.
             await raw.hset(KEYS.settings, mapping={"layout": LAYOUT, "epoch": "9", "max_size": "3"})
             if by == "subscription":
@@ -404,7 +404,7 @@ class TestLosingAndBreaking:
         await raw.hset(KEYS.settings, "layout", "3")
         with pytest.raises(ConfigurationError, match="a newer release"):
             await jobs.offer(1)
-        client.session.scheduler.queues[0].wake()
+        client.session.scheduler.parts[0].wake()
         with pytest.raises(ConfigurationError, match="a newer release"):
             await claiming
 
