@@ -27,7 +27,7 @@ SPAN = 0.5
 MAX_WAITING_BYTES = 16 * 1024 * 1024
 
 
-class Batch(Generic[Item, Waiter]):
+class CallBatch(Generic[Item, Waiter]):
     """Items that leave together: waiting, in flight, or being repeated.
 
     Attributes:
@@ -69,7 +69,7 @@ class Repeat(NamedTuple, Generic[Item, Waiter]):
     ``give_up_at``, in local seconds.
     """
 
-    after: Sequence[Batch[Item, Waiter]]
+    after: Sequence[CallBatch[Item, Waiter]]
     give_up_at: float
 
 
@@ -101,8 +101,8 @@ class BatchPlan(Generic[Item, Waiter]):
     def __init__(self, *, max_items: int, max_bytes: int, expires_after: float = math.inf) -> None:
         """Put ``max_items`` in a batch at most, and ``max_bytes`` in one with several items."""
         self.expires_after: float = expires_after
-        self.waiting: deque[Batch[Item, Waiter]] = deque()
-        self.in_flight: list[Batch[Item, Waiter]] = []
+        self.waiting: deque[CallBatch[Item, Waiter]] = deque()
+        self.in_flight: list[CallBatch[Item, Waiter]] = []
         self.waiting_bytes: int = 0
         self.unanswered: int = 0
         self.closed: bool = False
@@ -131,7 +131,7 @@ class BatchPlan(Generic[Item, Waiter]):
             or batch.size + size > self._max_bytes
             or not -self._span <= submitted_at - batch.submitted_at <= self._span
         ):
-            waiting.append(batch := Batch(submitted_at))
+            waiting.append(batch := CallBatch(submitted_at))
         items = batch.items
         items.append(item)
         batch.waiters.append(waiter)
@@ -156,7 +156,7 @@ class BatchPlan(Generic[Item, Waiter]):
                 batch = waiting[-1]
                 room = min(self._max_items - len(batch.items), self._max_bytes - batch.size)
             if room <= 0:
-                waiting.append(batch := Batch(submitted_at))
+                waiting.append(batch := CallBatch(submitted_at))
                 room = min(self._max_items, self._max_bytes)
             added = items[at : at + room]
             batch.items += added
@@ -168,13 +168,13 @@ class BatchPlan(Generic[Item, Waiter]):
 
     def add_many(
         self, items: Sequence[Item], sizes: Sequence[int], waiter: Waiter, submitted_at: float
-    ) -> list[Batch[Item, Waiter]]:
+    ) -> list[CallBatch[Item, Waiter]]:
         """Add items with their sizes, which share a waiter, and return the batches that they are
         in. These leave one after the other.
 
         Raises :class:`Closed`.
         """
-        batches: list[Batch[Item, Waiter]] = []
+        batches: list[CallBatch[Item, Waiter]] = []
         start = 0
         while start < len(items):
             self.add(items[start], sizes[start], waiter, submitted_at)
@@ -186,7 +186,11 @@ class BatchPlan(Generic[Item, Waiter]):
         return batches
 
     def _fill(
-        self, batch: Batch[Item, Waiter], items: Sequence[Item], sizes: Sequence[int], start: int
+        self,
+        batch: CallBatch[Item, Waiter],
+        items: Sequence[Item],
+        sizes: Sequence[int],
+        start: int,
     ) -> int:
         """Add the items from ``start`` on that fit, for the batch's last waiter, and return where
         they end.
@@ -203,7 +207,7 @@ class BatchPlan(Generic[Item, Waiter]):
         self.unanswered += end - start
         return end
 
-    def withdraw(self, batch: Batch[Item, Waiter], indexes: Sequence[int]) -> Sequence[Waiter]:
+    def withdraw(self, batch: CallBatch[Item, Waiter], indexes: Sequence[int]) -> Sequence[Waiter]:
         """Remove items from a batch that was not sent. Return the waiters whose flush is done."""
         for index in sorted(indexes, reverse=True):
             del batch.items[index], batch.waiters[index]
@@ -211,7 +215,7 @@ class BatchPlan(Generic[Item, Waiter]):
 
     # Batches
 
-    def leave(self, now: float, moved_at: float) -> Batch[Item, Waiter] | None:
+    def leave(self, now: float, moved_at: float) -> CallBatch[Item, Waiter] | None:
         """Let the next batch leave, if it may. Call this after every event, until it returns None.
 
         Send the batch: if another one is in flight, behind it on the same connection. One that has
@@ -236,14 +240,14 @@ class BatchPlan(Generic[Item, Waiter]):
         in_flight.append(batch)
         return batch
 
-    def on_success(self, batch: Batch[Item, Waiter], now: float) -> None:
+    def on_success(self, batch: CallBatch[Item, Waiter], now: float) -> None:
         """Record that a batch was carried out. Its slot is free. :meth:`resolve` must follow."""
         self._succeeded_at = now
         if batch in self.in_flight:
             self.in_flight.remove(batch)
 
     def on_failure(
-        self, batch: Batch[Item, Waiter], moved_at: float, *, unknown: bool
+        self, batch: CallBatch[Item, Waiter], moved_at: float, *, unknown: bool
     ) -> Repeat[Item, Waiter]:
         """Record that a batch failed, and is being repeated.
 
@@ -259,13 +263,13 @@ class BatchPlan(Generic[Item, Waiter]):
         batch.repeating = True
         return Repeat(after, give_up_at)
 
-    def end(self, batch: Batch[Item, Waiter]) -> None:
+    def end(self, batch: CallBatch[Item, Waiter]) -> None:
         """Free the slot of a batch, if it has one. :meth:`resolve` must follow."""
         if batch in self.in_flight:
             self.in_flight.remove(batch)
 
     def resolve(
-        self, batch: Batch[Item, Waiter]
+        self, batch: CallBatch[Item, Waiter]
     ) -> tuple[list[Item], list[Waiter], Sequence[Waiter]]:
         """Remove the items of a batch, because their outcome is known. Return them, their waiters,
         and the waiters of :meth:`flush` for whom all items are done now.
@@ -283,7 +287,7 @@ class BatchPlan(Generic[Item, Waiter]):
             progress_at = max(progress_at, moved_at)
         return max(submitted_at, progress_at) + self.expires_after
 
-    def expire(self, now: float, moved_at: float) -> list[Batch[Item, Waiter]]:
+    def expire(self, now: float, moved_at: float) -> list[CallBatch[Item, Waiter]]:
         """Remove and return the batches that have waited too long. Resolve each."""
         expired = [
             batch for batch in self.waiting if self.expires_at(batch.submitted_at, moved_at) <= now
@@ -306,12 +310,12 @@ class BatchPlan(Generic[Item, Waiter]):
         """Have ``waiter`` returned once all items added so far are done."""
         self._flushing.append((self._done + self.unanswered, waiter))
 
-    def abandon(self) -> tuple[list[Batch[Item, Waiter]], list[Batch[Item, Waiter]]]:
+    def abandon(self) -> tuple[list[CallBatch[Item, Waiter]], list[CallBatch[Item, Waiter]]]:
         """Remove and return the batches in flight, and those that were never sent. Resolve each."""
         in_flight, self.in_flight = self.in_flight, []
         return in_flight, self.recall()
 
-    def recall(self) -> list[Batch[Item, Waiter]]:
+    def recall(self) -> list[CallBatch[Item, Waiter]]:
         """Remove and return the batches that were never sent. Resolve each."""
         unsent = [*self.waiting]
         self.waiting.clear()

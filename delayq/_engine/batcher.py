@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from delayq._background import Background
-    from delayq._engine.batch_plan import Batch
+    from delayq._engine.batch_plan import CallBatch
     from delayq._redis.client import RedisClient
     from delayq._redis.connection import Connection
     from delayq._redis.pipeline import WaitingServer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     # Each item's waiter is its caller's future, or None if no caller waits. Items that were
     # submitted together have the same one.
     Waiter = Future[Any] | None
-    AnyBatch = Batch[Any, Waiter]
+    AnyBatch = CallBatch[Any, Waiter]
     # The context and the callback to call when a future is done, and that future.
     _Wakeup = tuple[Context, Callable[[Future[Any]], object], Future[Any]]
 

@@ -5,9 +5,8 @@ message.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 import anyio
 
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from delayq._engine.context import Counters, EngineContext
+    from delayq._engine.prefetch import Ahead
     from delayq._engine.server_clock import ServerClock
     from delayq._redis.scripts import Request
-
-Item = TypeVar("Item")
 
 # Most leases that one call ends or extends.
 MAX_LEASES = 200
@@ -190,22 +188,7 @@ def _retry_time(clock: ServerClock, ends_us: Sequence[int]) -> float:
 # The end of an ``async with`` block around a message
 
 
-class Batch(deque[Item]):
-    """The messages that a loop has at hand. While there are some, or it fetches more, it does not
-    wait for acknowledgements, because it would wait for the server twice.
-    """
-
-    ack_time: float = 0.0
-    """How long it has waited for acknowledgements, which does not count as handling, in seconds."""
-    awaits_ack: bool = False
-    """Whether it waits for an acknowledgement."""
-    is_fetching: bool = False
-    """Whether the next messages are being fetched."""
-    max_unanswered: int = 400
-    """With this many acknowledgements in flight, it waits for the next one all the same."""
-
-
-async def await_ack(ahead: Batch[Any] | None, ack: Awaitable[None]) -> None:
+async def await_ack(ahead: Ahead | None, ack: Awaitable[None]) -> None:
     """Await an acknowledgement, and add the time it takes to ``ahead.ack_time``."""
     loop = asyncio.get_running_loop()
     started = loop.time()

@@ -7,6 +7,11 @@ whatever waits behind a handler that takes longer than a moment goes back.
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
 MAX_MESSAGES = 100
 WITHIN = 0.05
 """How soon their handling should begin, in seconds."""
@@ -99,3 +104,35 @@ class Pace:
         this one, of which ``requested`` were requested.
         """
         return count >= requested and self.batch >= _WORTH_FETCHING
+
+
+class Prefetched(deque[Item]):
+    """The messages that a loop has in hand. While there are some, or it fetches more, it does not
+    wait for acknowledgements, because it would wait for the server twice.
+    """
+
+    ack_time: float = 0.0
+    """How long it has waited for acknowledgements, which does not count as handling, in seconds."""
+    awaits_ack: bool = False
+    """Whether it waits for an acknowledgement."""
+    is_fetching: bool = False
+    """Whether the next messages are being fetched."""
+    max_unanswered: int = 400
+    """With this many acknowledgements in flight, it waits for the next one all the same."""
+
+
+class AlwaysMore:
+    """Stands for :class:`Prefetched` in a worker, which always has something else to do while an
+    acknowledgement is on its way.
+    """
+
+    is_fetching: bool = True
+
+    def __init__(self, max_unanswered: int) -> None:
+        self.ack_time: float = 0.0
+        self.awaits_ack: bool = False
+        self.max_unanswered: int = max_unanswered
+
+
+Ahead = Prefetched[Any] | AlwaysMore
+"""The messages that a consumer handles next."""

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._engine import prefetch
-from delayq._engine.leases import Batch
-from delayq._engine.prefetch import Pace
+from delayq._engine.prefetch import Pace, Prefetched
 from delayq.errors import Closed, DelayqError
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Reader(Generic[Item]):
     )
 
     def __init__(self) -> None:
-        self.ahead: Batch[Numbered[Item]] = Batch()
+        self.ahead: Prefetched[Numbered[Item]] = Prefetched()
         self._dispatcher: Dispatcher[Item] | None = None
         self._pace = Pace()
         # Fetches the batch for which the loop waits, and the one after that.
@@ -55,12 +54,12 @@ class Reader(Generic[Item]):
         self._fetching: WaitingCaller[Item] | None = None
         # Checks the pace after a moment, while items wait.
         self._watch: Timeout | None = None
-        # The value of :attr:`Batch.ack_time` when the loop was last late.
+        # The value of :attr:`Prefetched.ack_time` when the loop was last late.
         self._late_waited = 0.0
 
     async def batches(
         self, dispatcher: Dispatcher[Item], policy: Hashable = None
-    ) -> AsyncGenerator[Batch[Numbered[Item]], None]:
+    ) -> AsyncGenerator[Prefetched[Numbered[Item]], None]:
         """Yield batches until the queue closes: one to 100 items, as many as the loop handles in a
         moment.
 
@@ -105,7 +104,7 @@ class Reader(Generic[Item]):
             dispatcher.give_back(self.take_all())
 
     @contextmanager
-    def attached_to(self, dispatcher: Dispatcher[Item]) -> Iterator[Batch[Numbered[Item]]]:
+    def attached_to(self, dispatcher: Dispatcher[Item]) -> Iterator[Prefetched[Numbered[Item]]]:
         """Give back what is in hand at the end of the block, or when the queue closes."""
         self._dispatcher = dispatcher
         dispatcher.add_holder(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic
 
 import anyio
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import Counters, EngineContext
     from delayq._engine.lease_keeper import LeaseKeeper
-    from delayq._engine.leases import Batch
+    from delayq._engine.prefetch import Ahead
     from delayq._redis.scripts import Request
     from delayq._redisson.store import DelayedStore, Transferred
 
@@ -135,7 +135,7 @@ class Delivery(Generic[T]):
         acknowledger: LeaseAcknowledger,
         keeper: LeaseKeeper[Lease],
         retry_us: int,
-        ahead: Batch[Any] | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         """Args:
         value: The message's value.

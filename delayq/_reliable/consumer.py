@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._engine import prefetch
-from delayq._engine.leases import Batch as Prefetched
+from delayq._engine.prefetch import AlwaysMore
 from delayq._engine.reader import Reader
 from delayq._generics import T
 from delayq._reliable.batches import Batch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from delayq._engine.caller_queue import Numbered
+    from delayq._engine.prefetch import Ahead
     from delayq._reliable.failures import Interrupted
     from delayq._reliable.offer_encoder import OfferEncoder
     from delayq._reliable.open_queue import OpenReliableQueue
@@ -130,7 +131,7 @@ class Consumer(Generic[M]):
         """Return the batch with an id."""
         return Batch(id, self.queue, self.codec)
 
-    def wrap(self, claim: Claim, ahead: Prefetched[Any] | None = None) -> M:
+    def wrap(self, claim: Claim, ahead: Ahead | None = None) -> M:
         """Count a claimed message as delivered, and return it as its handler gets it.
 
         ``ahead`` has the messages that are handled next.
@@ -359,8 +360,8 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
 
     Attributes:
         name: The queue's name.
-        ahead: Stands for the messages at hand in a loop, so that a handled message does not wait
-            for its acknowledgement unless too many are in flight.
+        ahead: The messages that the worker handles next: a handled message does not wait for its
+            acknowledgement, unless too many are in flight.
         give_back: Returns claimed messages as they were, without counting an attempt.
         quiet: Waits until no claim is in flight, and everything given back has arrived.
         flush: Waits for the replies to all acknowledgements sent before now.
@@ -379,8 +380,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
         )
         queue = handle.queue
         self.name: str = queue.name
-        self.ahead: Prefetched[Any] = Prefetched()
-        self.ahead.is_fetching, self.ahead.max_unanswered = True, 2 * concurrency
+        self.ahead: AlwaysMore = AlwaysMore(2 * concurrency)
         self.give_back: Callable[[Iterable[Numbered[Claim]]], None] = queue.dispatcher.give_back
         self.quiet: Callable[[float], Awaitable[None]] = queue.quiet
         self.flush: Callable[[], Awaitable[None]] = queue.flush

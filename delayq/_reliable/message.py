@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from delayq._engine.leases import Batch as Prefetched
+    from delayq._engine.prefetch import Ahead
     from delayq._reliable.batches import Batch
     from delayq._reliable.bodies import Body, OptionsMessage
     from delayq._reliable.message_context import MessageContext
@@ -104,7 +104,7 @@ class Message(Generic[T]):
         claim: Claim,
         context: MessageContext[T],
         state: State = "leased",
-        ahead: Prefetched[Any] | None = None,
+        ahead: Ahead | None = None,
         error: str | None = None,
     ) -> None:
         """Args:

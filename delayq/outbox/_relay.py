@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.relay_port import RelayPort
     from delayq.client import Client
-    from delayq.outbox._rows import Batch, Rows
+    from delayq.outbox._rows import RowBatch, Rows
 
 R = TypeVar("R")
 
@@ -167,10 +167,10 @@ class Relay:
         queue: str,
         result: Result | None,
         new_mark: Callable[[Sequence[int]], Mark] | None,
-    ) -> Batch | None:
+    ) -> RowBatch | None:
         """Finish a batch of a queue, and begin the next one, in one transaction."""
 
-        def work(connection: Any) -> Batch | None:
+        def work(connection: Any) -> RowBatch | None:
             if result is not None:
                 self._rows.finish(connection, queue, result)
                 if new_mark is None:
@@ -284,7 +284,7 @@ class _Run:
             if failures:
                 await self._pause(failures)
 
-    async def _next(self, queue: str, result: Result | None) -> Batch | None:
+    async def _next(self, queue: str, result: Result | None) -> RowBatch | None:
         """Finish a batch, and begin the next one of a queue: None if there is none to send."""
         token = new_token()
         new_mark: Callable[[Sequence[int]], Mark] | None = None
@@ -328,7 +328,7 @@ class _Run:
         self._others[queue] = (token, since)
         return now - since >= _TAKE_OVER_AFTER
 
-    async def _send(self, queue: str, batch: Batch) -> Result:
+    async def _send(self, queue: str, batch: RowBatch) -> Result:
         """Store the messages of a batch, and return what became of it.
 
         Raises the first error for which the batch has to be sent again.

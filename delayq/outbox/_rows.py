@@ -187,7 +187,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """A batch that was read.
 
     Attributes:
@@ -235,7 +235,7 @@ class Rows(Protocol):
 
     def begin(
         self, connection: Any, queue: str, new_mark: Callable[[Sequence[int]], Mark] | None, /
-    ) -> Batch | None:
+    ) -> RowBatch | None:
         """Return the next batch of a queue: the one that has a mark, or else a new one.
 
         Args:

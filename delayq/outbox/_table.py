@@ -28,9 +28,9 @@ from delayq.outbox._rows import (
     CHANNEL,
     FIELDS,
     LONGEST_NAME,
-    Batch,
     Mark,
     Row,
+    RowBatch,
     first_bytes,
 )
 
@@ -136,7 +136,7 @@ class SqlRows:
         connection: Connection,
         queue: str,
         new_mark: Callable[[Sequence[int]], Mark] | None,
-    ) -> Batch | None:
+    ) -> RowBatch | None:
         """Return the next batch of a queue, if there is one that can be begun."""
         table, dialect = self._table, connection.dialect.name
         if dialect == "postgresql":
@@ -174,7 +174,7 @@ class SqlRows:
             .order_by(table.c.number)
         ).all()
         now_us = max(row[-1] for row in rows) if rows else 0
-        return Batch(mark, [Row(*row[:-1]) for row in rows], now_us)
+        return RowBatch(mark, [Row(*row[:-1]) for row in rows], now_us)
 
     def finish(self, connection: Connection, queue: str, result: Result) -> None:
         """Delete the rows that are stored, set others aside, and remove the mark."""

@@ -16,8 +16,7 @@ import pytest
 
 import delayq
 from delayq import Offer, Worker
-from delayq._engine.leases import Batch
-from delayq._engine.prefetch import WITHIN
+from delayq._engine.prefetch import WITHIN, Prefetched
 from delayq._reliable.scripts import ACK
 from tests.support.depth import nightly
 from tests.support.reliable import Jobs, depths, get
@@ -494,7 +493,7 @@ async def test_closing_sends_acks(
 
 
 async def test_unanswered_acks_are_bounded(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Batch, "max_unanswered", 20)
+    monkeypatch.setattr(Prefetched, "max_unanswered", 20)
     # Batches have to grow first.
     most = max([unanswered(jobs) async for _ in handled(jobs, MANY)])
     assert 0 < most <= 20

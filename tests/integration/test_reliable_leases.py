@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 import delayq
+from delayq._engine.prefetch import Prefetched
 from delayq._engine.suspects import ClaimTerms
 from delayq._reliable.claims import ClaimAcknowledger
 from delayq._reliable.keys import ReliableKeys
@@ -253,7 +254,8 @@ async def test_a_loop_skips_messages_that_were_lost(
     async for message in jobs:
         async with message:
             seen.append(message.value)
-            ahead = [claim for _, claim in message._ahead or ()]
+            assert isinstance(message._ahead, Prefetched)
+            ahead = [claim for _, claim in message._ahead]
             if len(ahead) >= 5 and not stolen:
                 stolen = [claim.id.decode() for claim in ahead[:3]]
                 for key in stolen:

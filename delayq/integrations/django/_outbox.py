@@ -19,7 +19,16 @@ from delayq._reliable.settings import DEFAULTS
 from delayq.codecs import JsonCodec
 from delayq.outbox._listening import LISTEN, listening
 from delayq.outbox._relay import Relay
-from delayq.outbox._rows import BATCH_ROWS, CHANNEL, FIELDS, Batch, Mark, Row, first_bytes, new_row
+from delayq.outbox._rows import (
+    BATCH_ROWS,
+    CHANNEL,
+    FIELDS,
+    Mark,
+    Row,
+    RowBatch,
+    first_bytes,
+    new_row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -97,7 +106,7 @@ class DjangoRows:
 
     def begin(
         self, connection: Any, queue: str, new_mark: Callable[[Sequence[int]], Mark] | None
-    ) -> Batch | None:
+    ) -> RowBatch | None:
         """Return the next batch of a queue, if there is one that can be begun."""
         rows = _rows().filter(backend=self._alias, queue=queue)
         if connection.vendor == "postgresql":
@@ -134,7 +143,7 @@ class DjangoRows:
             .values_list("number", "message_id", *FIELDS[1:], "now_us")
         )
         batch = [Row(number, id_, bytes(body), *others) for number, id_, body, *others, _ in found]
-        return Batch(mark, batch, max((row[-1] for row in found), default=0))
+        return RowBatch(mark, batch, max((row[-1] for row in found), default=0))
 
     def finish(self, _connection: Any, queue: str, result: Result) -> None:
         """Delete the rows that are stored, set others aside, and remove the mark."""

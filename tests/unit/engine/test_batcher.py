@@ -26,11 +26,11 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-    from delayq._engine.batch_plan import Batch
+    from delayq._engine.batch_plan import CallBatch
     from delayq._redis.client import RedisClient
     from delayq._redis.pool import ConnectionPool
 
-    Numbers = Batch[int, str]
+    Numbers = CallBatch[int, str]
 
 
 Ints = Batcher[int, int]
