@@ -1,4 +1,4 @@
-"""Estimates the server's clock from its answers. Pure."""
+"""Estimates the server's clock from its replies. Pure: the local clock is handed to it."""
 
 from __future__ import annotations
 

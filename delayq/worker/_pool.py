@@ -8,6 +8,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,25 @@ _GIVE_BACK_WITHIN = 1.0
 _EMPTY_FEED_INTERVAL = 0.05
 
 
+@dataclass(slots=True)
+class _ClaimState:
+    """The state of the claims of one feed.
+
+    Attributes:
+        timeout: Ends the claim that is under way; None if there is none.
+        error: The error for which a claim is repeated; None if the last one succeeded.
+        is_limited: In a burst: whether a limit keeps back messages that are due, as far as is
+            known.
+        empty_at: In a burst: the number of handlers that had ended when the queue was last found
+            empty; None if it was not.
+    """
+
+    timeout: asyncio.Timeout | None = None
+    error: Exception | None = None
+    is_limited: bool = False
+    empty_at: int | None = None
+
+
 class Pool:
     """The tasks that claim and handle messages."""
 
@@ -58,16 +78,15 @@ class Pool:
         self._plan = SlotPlan(feeds, slots)
         self._burst = burst
         self._stop = stop
-        # Ends the claims that are under way.
-        self._claim_timeouts: dict[Feed, asyncio.Timeout] = {}
+        self._claim_states = {feed: _ClaimState() for feed in self._plan.feeds}
         # Check the pace of feeds whose messages wait.
         self._pace_checks: dict[Feed, asyncio.TimerHandle] = {}
         # Feeds that wait for room to claim more.
         self._waiting_for_room: dict[Feed, asyncio.Future[None]] = {}
         # The tasks that handle messages, and the futures on which idle ones wait.
-        self._workers: set[asyncio.Task[None]] = set()
+        self._handler_tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
-        # Whether a worker was woken and has not run yet.
+        # Whether one was woken, or made, and has not run yet.
         self._is_waking = False
         self._feeders: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -109,13 +128,16 @@ class Pool:
             queue = feed.port.queue
             # While a claim waits for messages, the queue's own calls tell whether all goes well.
             is_waiting = queue.dispatcher.has_callers
-            if error := queue.claim_error or (None if is_waiting else self._plan.failing.get(feed)):
+            own_error = None if is_waiting else self._claim_states[feed].error
+            if error := queue.claim_error or own_error:
                 return feed.port.name, error
         return None
 
     def positions(self) -> dict[tuple[str, int], object]:
-        """Return how far each claim loop has come that waits for nothing but a call of its own, by
-        queue and number: -1 for the loop of the feed, and that of the partition for its claims.
+        """Return a value for each claim loop that waits for nothing but a call of its own. A loop
+        hangs if its value does not change.
+
+        Each key is the queue, and the number of the partition, or -1 for the loop of the feed.
         """
         positions: dict[tuple[str, int], object] = {}
         for feed in self._plan.feeds:
@@ -124,7 +146,7 @@ class Pool:
             # A burst pauses between claims.
             if not (is_waiting or self._burst):
                 # Each failed claim has an error of its own.
-                positions[queue.name, -1] = feed.begin_count, self._plan.failing.get(feed)
+                positions[queue.name, -1] = feed.begin_count, self._claim_states[feed].error
             for partition in queue.partitions:
                 if (position := partition.claims.position) is not None:
                     positions[queue.name, partition.index] = position
@@ -179,27 +201,27 @@ class Pool:
         """
         await self.close()
         for is_repeated in (False, True):
-            for worker in self._workers:
+            for task in self._handler_tasks:
                 # One that is cancelled already, as asyncio.run() cancels all tasks, is handing its
                 # message back. Only a server that does not answer may keep it from that.
-                if is_repeated or not worker.cancelling():
-                    worker.cancel()
-            if self._workers:
-                await asyncio.wait(self._workers, timeout=_GIVE_BACK_WITHIN)
+                if is_repeated or not task.cancelling():
+                    task.cancel()
+            if self._handler_tasks:
+                await asyncio.wait(self._handler_tasks, timeout=_GIVE_BACK_WITHIN)
         with suppress(TimeoutError):
             async with asyncio.timeout(_GIVE_BACK_WITHIN):
                 await self._flush()
-        if self._workers:
+        if self._handler_tasks:
             _log.error(
                 "%d handlers did not end after they were cancelled, and are abandoned",
-                len(self._workers),
+                len(self._handler_tasks),
             )
         quiet = (feed.port.quiet(_GIVE_BACK_WITHIN / 2) for feed in self._plan.feeds)
         await asyncio.gather(*quiet)
 
     async def _drained(self) -> None:
-        while self._workers:
-            await asyncio.wait(self._workers)
+        while self._handler_tasks:
+            await asyncio.wait(self._handler_tasks)
         await self._flush()
 
     async def _flush(self) -> None:
@@ -218,7 +240,7 @@ class Pool:
                 return
             except Exception as error:  # noqa: BLE001 - other queues must not suffer, whatever fails
                 failures += 1
-                self._plan.failing[feed] = error
+                self._claim_states[feed].error = error
                 is_refused = isinstance(error, ServerRefused) and failures >= _REFUSED_FOR_GOOD
                 if self._burst and is_refused:
                     self._stop(error)
@@ -228,11 +250,11 @@ class Pool:
                     text = "claiming messages failed: %s"
                     log(logging.ERROR, feed.port.name, text, error, error=traced)
                 self._plan.unreserve(feed)
-                self._wake_one()
+                self._wake_task()
                 await asyncio.sleep(retry_delay(failures))
             else:
                 failures = 0
-                self._plan.failing.pop(feed, None)
+                self._claim_states[feed].error = None
 
     async def _wait_for_room(self, feed: Feed) -> int:
         """Wait until a feed should claim more messages, and return how many."""
@@ -250,11 +272,11 @@ class Pool:
 
     async def _refill(self, feed: Feed, room: int) -> None:
         """Claim up to ``room`` messages of a feed."""
-        plan, batches = self._plan, feed.batches
+        plan, state, batches = self._plan, self._claim_states[feed], feed.batches
         is_reserved = feed in plan.reserved
         end_count = plan.end_count
         wait: float | None = 0.0 if is_reserved or self._burst else None
-        if feed in plan.limited:
+        if state.is_limited:
             # Messages are due, and come when a limit lets them.
             wait = _LIMITED_CLAIM_WAIT
         if not plan.free(feed):
@@ -270,22 +292,21 @@ class Pool:
         if excess:
             feed.port.give_back(excess)
         # This concerns other feeds too: the slot that was reserved for this one may be free.
-        self._wake_one()
+        self._wake_task()
         if feed.buffer:
             self._watch(feed)
         if self._burst:
             # After a claim that waits, the server is asked.
-            plan.limited.discard(feed)
-            if not (claimed or wait) and await feed.port.is_limited():
-                plan.limited.add(feed)
-            elif not claimed:
-                feed.empty_at = -1 if wait else end_count
+            state.is_limited = not (claimed or wait) and await feed.port.is_limited()
+            if not state.is_limited and not claimed:
+                state.empty_at = None if wait else end_count
                 self._stop_if_done()
-                await asyncio.sleep(_EMPTY_FEED_INTERVAL if plan.is_at_work else 0)
+                await asyncio.sleep(_EMPTY_FEED_INTERVAL if self._is_at_work else 0)
 
     async def _claim(self, feed: Feed, room: int, wait: float | None) -> Sequence[Claimed]:
         """Claim up to ``room`` messages, until :meth:`_end_claim`."""
-        timeout = self._claim_timeouts[feed] = asyncio.timeout(None)
+        state = self._claim_states[feed]
+        state.timeout = timeout = asyncio.timeout(None)
         try:
             async with timeout:
                 return await feed.port.claim(min(room, feed.port.most_at_once), wait)
@@ -294,12 +315,14 @@ class Pool:
                 raise
             return ()
         finally:
-            self._claim_timeouts.pop(feed, None)
+            state.timeout = None
 
     def _end_claim(self, feed: Feed) -> None:
         """End a claim for which there is no room any more."""
-        if feed in self._claim_timeouts and self._plan.room(feed) <= 0:
-            self._claim_timeouts.pop(feed).reschedule(self._loop.time())
+        timeout = self._claim_states[feed].timeout
+        if timeout is not None and self._plan.room(feed) <= 0:
+            self._claim_states[feed].timeout = None
+            timeout.reschedule(self._loop.time())
 
     def _watch(self, feed: Feed) -> None:
         """Check the pace of a feed after a moment."""
@@ -321,7 +344,7 @@ class Pool:
             self._end_claim(feed)
         elif excess := plan.take_excess(feed, feed.begin_count - begin_count):
             self._give_back(feed, excess)
-        if feed.buffer or (feed in self._claim_timeouts and not plan.free(feed)):
+        if feed.buffer or (self._claim_states[feed].timeout is not None and not plan.free(feed)):
             self._watch(feed)
 
     def _give_back(self, feed: Feed, claimed: Sequence[Claimed]) -> None:
@@ -339,8 +362,18 @@ class Pool:
                 has_room.set_result(None)
 
     def _stop_if_done(self) -> None:
-        if self._burst and self._plan.is_done:
+        if self._burst and not self._is_at_work and all(map(self._is_empty, self._plan.feeds)):
             self._stop(None)
+
+    @property
+    def _is_at_work(self) -> bool:
+        """Whether a handler is running, or a message or an acknowledgement is on its way."""
+        plan = self._plan
+        return plan.running > 0 or any(feed.buffer or feed.port.unanswered for feed in plan.feeds)
+
+    def _is_empty(self, feed: Feed) -> bool:
+        """Return whether a queue was found empty after the last handler had ended, in a burst."""
+        return self._claim_states[feed].empty_at == self._plan.end_count or not feed.capacity
 
     # Handling
 
@@ -354,13 +387,13 @@ class Pool:
         self._plan.set_capacity(feed, capacity)
         self._end_claim(feed)
         self._refill_if_room((feed,))
-        self._wake_one()
+        self._wake_task()
 
-    def _wake_one(self) -> None:
-        """Put one more worker to work, if there is work.
+    def _wake_task(self) -> None:
+        """Have one more task handle messages, if there are any to begin.
 
-        A worker wakes the next one as soon as its own message has to wait, so quick work needs few
-        of them.
+        A task wakes the next one as soon as its own message has to wait, so quick work needs few of
+        them.
         """
         if not self._plan.turns or self._is_closing or self._is_waking:
             return
@@ -370,23 +403,23 @@ class Pool:
                 idle.set_result(None)
                 self._is_waking = True
                 return
-        if len(self._workers) < self._plan.max_running:
+        if len(self._handler_tasks) < self._plan.max_running:
             self._is_waking = True
-            worker = self._loop.create_task(self._work(), name="delayq worker")
-            self._workers.add(worker)
-            worker.add_done_callback(self._on_worker_end)
+            task = self._loop.create_task(self._handle_messages(), name="delayq handlers")
+            self._handler_tasks.add(task)
+            task.add_done_callback(self._on_handler_task_end)
 
-    def _on_worker_end(self, worker: asyncio.Task[None]) -> None:
-        self._workers.discard(worker)
+    def _on_handler_task_end(self, task: asyncio.Task[None]) -> None:
+        self._handler_tasks.discard(task)
         self._is_waking = False
-        self._stop_on_error(worker)
-        self._wake_one()
+        self._stop_on_error(task)
+        self._wake_task()
 
     def _stop_on_error(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._stop(error)
 
-    async def _work(self) -> None:
+    async def _handle_messages(self) -> None:
         """Handle one message after another, of whichever feed has the next turn."""
         plan, now, waiting_for_room = self._plan, self._loop.time, self._waiting_for_room
         self._is_waking = False
@@ -409,7 +442,7 @@ class Pool:
                     remainder = run_to_first_wait(handle(wrap(next_claimed[1], ahead)))
                     if remainder is not None:
                         # Others handle messages while this one waits.
-                        self._wake_one()
+                        self._wake_task()
                         await remainder
                         yields_at = now() + _YIELD_AFTER
                     goes_on = not self._is_closing

@@ -1,5 +1,5 @@
 """Decides which message is handled when: the slots of a worker, and the messages that each listener
-has claimed for them. Pure.
+has claimed for them. Pure: whether others wait for slots of a limit, it asks the feed's port.
 
 A *feed* is a listener at work. A fixed number of *slots*, one for each handler that may run, take
 from the feeds in turn, so a flood in one holds up another by one message at most. Each feed claims
@@ -53,7 +53,6 @@ class Feed:
         begin_count: Number of its messages that have begun.
         duration: The mean time that handling one message takes, in seconds; None if unknown.
         has_turn: Whether it is in line for a slot.
-        empty_at: Number of handlers that had ended when the queue was last found empty, in a burst.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class Feed:
         self.begin_count: int = 0
         self.duration: float | None = None
         self.has_turn: bool = False
-        self.empty_at: int = -1
 
 
 class SlotPlan:
@@ -86,9 +84,6 @@ class SlotPlan:
         max_running: Maximum number of handlers that run.
         turns: The feeds that have something to do, in the order of their turns.
         reserved: The feeds for which a slot is reserved, in order.
-        limited: The feeds that have due messages which a limit keeps back, as far as is known, in
-            a burst.
-        failing: The errors for which claims of feeds are repeated.
         running: Number of handlers that are running.
         end_count: Number of handlers that have ended.
     """
@@ -103,10 +98,8 @@ class SlotPlan:
         self._used_slots = 0
         self.turns: deque[Feed] = deque()
         self.reserved: dict[Feed, None] = {}
-        self.limited: set[Feed] = set()
         # Feeds whose messages went back, and no slot has been free since.
         self._parked: set[Feed] = set()
-        self.failing: dict[Feed, Exception] = {}
         self.running: int = 0
         self.end_count: int = 0
 
@@ -257,15 +250,3 @@ class SlotPlan:
         self._line_up(feed)
         self._parked.clear()
         return None
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether a handler is running, or a message or an acknowledgement is on its way."""
-        return self.running > 0 or any(feed.buffer or feed.port.unanswered for feed in self.feeds)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all queues were found empty, in a burst, after the last handler had ended."""
-        return not self.is_at_work and all(
-            feed.empty_at == self.end_count or not feed.capacity for feed in self.feeds
-        )
