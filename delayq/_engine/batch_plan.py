@@ -1,7 +1,8 @@
 """Plans which items leave together, and when: the decisions of group commit. Pure.
 
 :class:`delayq._engine.batcher.Batcher` carries them out, with futures, tasks and connections.
-Methods that depend on the time take ``now``, in local seconds.
+Methods that depend on the time take ``now``, in local seconds. ``moved_at`` is the local time at
+which bytes last moved on the connection.
 """
 
 from __future__ import annotations
@@ -83,9 +84,7 @@ class BatchPlan(Generic[Item, Waiter]):
     side, and nothing leaves while a batch is being repeated.
 
     A batch that expires fails if it has not left within some time. The time counts from its
-    submission, and starts again with every sign that the server carries out earlier ones: where a
-    method takes ``moved_at``, that is the local time at which bytes last moved on the connection,
-    in seconds.
+    submission, and starts again with every sign that the server carries out earlier ones.
 
     A waiter is whatever the caller wants to find again beside its item.
 

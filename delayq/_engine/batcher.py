@@ -322,6 +322,7 @@ class Batcher(Generic[Item, Result]):
         self._resolve(self._plan.withdraw(batch, cancelled))
 
     def _moved_at(self) -> float:
+        """Return when bytes last moved on the connection, in local seconds."""
         return -math.inf if self._connection is None else self._connection.pulse.moved_at
 
     def _expire(self) -> None:

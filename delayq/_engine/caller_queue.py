@@ -47,14 +47,14 @@ _NO_POLICY = object()
 class Source:
     """The state of one source.
 
-    Claims and probes are numbered together, so that an answer counts only for the callers that
+    Claims and probes are numbered together, so that a reply counts only for the callers that
     joined before its question.
 
     Attributes:
         claim: The number of the claim in progress; 0 if there is none.
         reservation: The items that this claim takes.
         is_requested: Whether a claim was requested that has not begun yet.
-        probe: The number of the last probe, until its answer has come; 0 if there is none.
+        probe: The number of the last probe, until its reply has come; 0 if there is none.
         asked_at: When the claim or the probe began, or when it was requested, in seconds.
         expected: How many items the next claim is expected to bring: several times as many as the
             last one if that left some.
@@ -88,7 +88,7 @@ class QueuedCaller(Generic[Item]):
         joined_after: The number of the last claim or probe before it joined.
         items: The items it has so far.
         unanswered: If it does not wait: the sources that have not answered it.
-        gathering: Once it has an item: the sources whose answers it still waits for.
+        gathering: Once it has an item: the sources whose replies it still waits for.
         gather_until: How long it waits for them, in seconds.
         error: If it does not wait: the first error of a source.
     """
@@ -160,7 +160,7 @@ class CallerQueue(Generic[Item]):
 
     @property
     def has_patient_callers(self) -> bool:
-        """Whether a caller waits for items that are still to come, and not for an answer only."""
+        """Whether a caller waits for items that are still to come, and not for a reply only."""
         return self._patient > 0
 
     @property
@@ -216,7 +216,7 @@ class CallerQueue(Generic[Item]):
         return self._last_question
 
     def end_probe(self, source: Source, number: int, *, may_have_items: bool) -> None:
-        """Record the answer of a source to a probe."""
+        """Record the reply of a source to a probe."""
         if source.probe == number:
             source.probe = 0
         if may_have_items:

@@ -83,7 +83,7 @@ class Acknowledger(Generic[L]):
         return self._acks.unanswered
 
     async def flush(self) -> None:
-        """Wait for the answers to all acknowledgements sent before now."""
+        """Wait for the replies to all acknowledgements sent before now."""
         await self._acks.flush()
 
     def ack(self, lease: L, size: int = 1) -> Future[bool | OutcomeUnknown]:
@@ -102,13 +102,13 @@ class Acknowledger(Generic[L]):
         raise NotImplementedError
 
     def _count_acked(
-        self, _leases: Sequence[L], answer: Sequence[int | OutcomeUnknown]
+        self, _leases: Sequence[L], reply: Sequence[int | OutcomeUnknown]
     ) -> list[bool | OutcomeUnknown]:
         """Count the acknowledgements that succeeded, and return each lease's outcome."""
-        if answer.count(1) == len(answer):
-            self._counters.acked += len(answer)
-            return [True] * len(answer)
-        outcomes = [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
+        if reply.count(1) == len(reply):
+            self._counters.acked += len(reply)
+            return [True] * len(reply)
+        outcomes = [done if isinstance(done, OutcomeUnknown) else bool(done) for done in reply]
         self._counters.acked += outcomes.count(True)
         return outcomes
 
@@ -144,7 +144,7 @@ class Acknowledger(Generic[L]):
         deadline, failures = self._clock.local() + _retry_time(self._clock, ends_us), 0
         while True:
             try:
-                answer = await self._server.run(*request._replace(deadline=deadline))
+                reply = await self._server.run(*request._replace(deadline=deadline))
                 break
             except OutcomeUnknown as error:
                 lost_reply, failures = error, failures + 1
@@ -157,11 +157,11 @@ class Acknowledger(Generic[L]):
                 raise lost_reply from lost_reply.__cause__
             await asyncio.sleep(retry_delay(failures, longest=0.5))
         if lost_reply is None:
-            return [bool(done) for done in answer]
+            return [bool(done) for done in reply]
         # A lease that is gone but cannot have ended was ended by the first try.
         return [
             bool(done) or self._clock.seconds_until(end_us) > _MARGIN or lost_reply
-            for done, end_us in zip(answer, ends_us, strict=True)
+            for done, end_us in zip(reply, ends_us, strict=True)
         ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# How far two clocks may drift apart, in seconds per second. The next answer corrects it.
+# How far two clocks may drift apart, in seconds per second. The next reply corrects it.
 _DRIFT = 1e-5
 # By how much a time in whole microseconds may be off, in seconds.
 _ROUNDING = 2e-6
@@ -40,10 +40,10 @@ class _RecentLeast:
 class ServerClock:
     """Estimates the server's time.
 
-    An answer carries the time at which the server wrote it, which lies after the request left here
-    and before the answer arrived. Each answer thus bounds the offset between the two clocks from
-    both sides. The lower bound never runs ahead; it lags by the travel time of the answer. The
-    highest of the recent lower bounds lags least, so it is kept until an answer contradicts it.
+    A reply carries the time at which the server wrote it, which lies after the request left here
+    and before the reply arrived. Each reply thus bounds the offset between the two clocks from
+    both sides. The lower bound never runs ahead; it lags by the travel time of the reply. The
+    highest of the recent lower bounds lags least, so it is kept until a reply contradicts it.
 
     The upper bound includes the travel time of the request. It is what the server's clock shows
     when a request that leaves now arrives. The lowest one, of the quickest recent request, tells
@@ -63,7 +63,7 @@ class ServerClock:
         self._after_timer = _RecentLeast(_LONG)
 
     def observe(self, server_us: int, asked_at: float, timer_at: float | None = None) -> None:
-        """Record the time in an answer, microseconds, for a request that left at ``asked_at``,
+        """Record the time in a reply, microseconds, for a request that left at ``asked_at``,
         because of a timer that was set for ``timer_at``, if there was one.
         """
         arrived = self.local()
@@ -84,13 +84,13 @@ class ServerClock:
             self._after_timer.add(asked_at - timer_at, arrived)
 
     def seconds_until(self, due_us: int) -> float:
-        """Return the seconds until ``due_us``; 0 if that has passed, or before any answer."""
+        """Return the seconds until ``due_us``; 0 if that has passed, or before any reply."""
         return max(0.0, self.seconds_from_now(due_us))
 
     def seconds_from_now(self, due_us: float, now: float | None = None) -> float:
         """Return the seconds until ``due_us``, from the local time ``now`` or the present one.
 
-        Negative if that has passed; 0 before any answer.
+        Negative if that has passed; 0 before any reply.
         """
         if self._offset is None:
             return 0.0
@@ -101,7 +101,7 @@ class ServerClock:
     def seconds_until_call(self, due_us: float, now: float) -> float:
         """Return the seconds from ``now`` until a call can leave that arrives at ``due_us``.
 
-        Negative if that has passed; 0 before any answer.
+        Negative if that has passed; 0 before any reply.
         """
         if self._offset is None:
             return 0.0
@@ -111,7 +111,7 @@ class ServerClock:
         """Return the seconds from ``now`` until a timer has to fire, so that the call that it
         starts arrives at ``due_us``.
 
-        Negative if that has passed; 0 before any answer.
+        Negative if that has passed; 0 before any reply.
         """
         lag = self._after_timer.value
         return self.seconds_until_call(due_us, now) - (lag if lag < math.inf else 0.0)

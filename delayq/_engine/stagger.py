@@ -173,7 +173,8 @@ class Stagger:
         return (base + spread * self._position) * (1 if wants_messages else _MOVER_FACTOR)
 
     def signature(self, now: float, *, wants_messages: bool) -> str:
-        """Return what our next call tells its script, to be appended to the notice.
+        """Return our name, how many clients listen, and whether we want messages: the script of our
+        next call appends them to its notice.
 
         It is empty, for no notice, where no other client listens, as far as we know: one server of
         several cannot tell.
