@@ -114,7 +114,7 @@ def estimated_delay(delay: Duration | None, at: datetime | None) -> float:
     return float(wait_us) / 1_000_000
 
 
-def moment_us(us: float) -> datetime:
+def datetime_at(us: float) -> datetime:
     """Return the moment ``us`` microseconds after the epoch; if that is past the year 9999, the
     last moment of that year.
     """

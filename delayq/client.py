@@ -14,7 +14,7 @@ import anyio
 from anyio import to_thread
 
 from delayq._checks import check_count, check_flag
-from delayq._durations import Duration, moment_us, seconds
+from delayq._durations import Duration, datetime_at, seconds
 from delayq._functions import spell_out
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.open_queue import OpenDelayedQueue
@@ -432,7 +432,7 @@ class Client:
         Raises:
             ServerUnavailable, ServerRefused: The server does not answer, or refuses the command.
         """
-        return moment_us(await self.session.server.time_us())
+        return datetime_at(await self.session.server.time_us())
 
     def statistics(self) -> ClientStats:
         """Return what the client holds and has done so far."""

@@ -19,7 +19,7 @@ from delayq._dashboard.rows import (
     of_record,
     of_record_kept,
 )
-from delayq._durations import microseconds, moment_us
+from delayq._durations import datetime_at, microseconds
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.listing import Merged, letters_page, live_page
 from delayq._reliable.outcomes import history_of
@@ -353,7 +353,7 @@ class ReliableListings(ReliableInspector):
         is_its_own = (
             history is not None
             and history.offered_at is not None
-            and (row.enqueued_us is None or history.offered_at == moment_us(row.enqueued_us))
+            and (row.enqueued_us is None or history.offered_at == datetime_at(row.enqueued_us))
         )
         return history if is_its_own else None
 

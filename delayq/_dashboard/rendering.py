@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from delayq._dashboard.health import SECOND, late_us, states, undeliverable
 from delayq._dashboard.rows import MessageRef
-from delayq._durations import MICROSECOND, moment_us
+from delayq._durations import MICROSECOND, datetime_at
 from delayq._reliable.limits import write_limit
 from delayq.admin.wording import describe_group_state, describe_limit
 from delayq.codecs.encrypted import key_id_of
@@ -164,7 +164,7 @@ def limit(value: Limit | None) -> str:
 
 def group_state(group: Group, now: int) -> str:
     """Return in a few words what becomes of the messages of a group."""
-    return describe_group_state(group, moment_us(now))
+    return describe_group_state(group, datetime_at(now))
 
 
 def relative(us: int | None, now: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic
 
 import anyio
 
-from delayq._durations import Duration, microseconds, moment_us
+from delayq._durations import Duration, datetime_at, microseconds
 from delayq._engine.leases import (
     LEASE_ENDED,
     MAX_LEASES,
@@ -156,7 +156,7 @@ class Delivery(Generic[T]):
     @property
     def lease_ends_at(self) -> datetime:
         """The time the lease ends, by the server's clock (UTC)."""
-        return moment_us(self._lease.ends_us)
+        return datetime_at(self._lease.ends_us)
 
     async def ack(self) -> None:
         """Acknowledge the message: it is removed for good. Concurrent calls share a round trip.

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic
 import anyio
 
 from delayq._checks import check_count, check_max_payload, describe_value
-from delayq._durations import Duration, estimated_delay, microseconds, moment_us, seconds, when_due
+from delayq._durations import (
+    Duration,
+    datetime_at,
+    estimated_delay,
+    microseconds,
+    seconds,
+    when_due,
+)
 from delayq._engine import durability as durabilities
 from delayq._engine import prefetch
 from delayq._engine.durability import Unconfirmed
@@ -78,7 +85,7 @@ class Receipt(Generic[T]):
 
     @property
     def due_at(self) -> datetime:
-        return moment_us(due_us_of_stored(self._stored))
+        return datetime_at(due_us_of_stored(self._stored))
 
     def through(self, queue: DelayedQueue[T]) -> Self:
         """Use this handle of the queue from now on, and return the receipt."""

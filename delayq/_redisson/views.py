@@ -8,7 +8,7 @@ import asyncio
 from typing import TYPE_CHECKING, Generic
 
 from delayq._checks import check_count
-from delayq._durations import Duration, microseconds, moment_us
+from delayq._durations import Duration, datetime_at, microseconds
 from delayq._generics import T
 from delayq._redisson.records import payload_of
 from delayq._redisson.store import BATCH
@@ -130,7 +130,7 @@ class Pending(Generic[T]):
             records |= {item.record: item for item in page}
         due_order = sorted(records.values(), key=lambda item: (item.due_us, item.record))
         return [
-            (self._codec.decode(payload), moment_us(item.due_us))
+            (self._codec.decode(payload), datetime_at(item.due_us))
             for item in due_order
             if (payload := item.payload) is not None
         ]

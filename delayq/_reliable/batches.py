@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._background import gather_all
 from delayq._checks import describe_value
-from delayq._durations import Duration, moment_us, seconds
+from delayq._durations import Duration, datetime_at, seconds
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.bodies import with_batch
@@ -114,8 +114,8 @@ class BatchStatus:
             dead=counts.dead,
             cancelled=counts.cancelled,
             was_offered_whole=counts.total is not None,
-            created_at=moment_us(counts.created_us),
-            finished_at=moment_us(counts.ended_us) if counts.ended_us else None,
+            created_at=datetime_at(counts.created_us),
+            finished_at=datetime_at(counts.ended_us) if counts.ended_us else None,
         )
 
 

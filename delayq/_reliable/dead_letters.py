@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Generic
 
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._generics import T
 from delayq._reliable.bodies import read_letter
 from delayq._reliable.failures import unpack_error
@@ -198,7 +198,7 @@ def read_dead_letter(stored: StoredLetter, codec: Codec[T]) -> DeadLetter[T]:
     name, letter, died_us = stored
     stamped = _STAMPED.fullmatch(name)
     death, enqueued_us, headers, payload = read_letter(letter)
-    died_at = moment_us(died_us)
+    died_at = datetime_at(died_us)
     line, trace = unpack_error(death.error)
     id = (stamped[1] if stamped else name).decode(errors="replace")  # noqa: A001
     return DeadLetter(
@@ -208,7 +208,7 @@ def read_dead_letter(stored: StoredLetter, codec: Codec[T]) -> DeadLetter[T]:
         traceback=trace,
         attempt=death.attempt,
         died_at=died_at,
-        enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),
+        enqueued_at=died_at if enqueued_us is None else datetime_at(enqueued_us),
         headers=headers,
         priority=death.priority,
         _decode=partial(

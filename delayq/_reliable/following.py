@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delayq._checks import describe_value
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._redis.retry import retry_delay
 from delayq._reliable.failures import unpack_error
 from delayq._reliable.replies import State
@@ -251,7 +251,7 @@ class _Follower:
     def _live(self, watched: Watched) -> MessageEvent:
         self._offered = self._offered or watched.offered
         state: Any = watched.state
-        at = moment_us(watched.outcome.now_us)
+        at = datetime_at(watched.outcome.now_us)
         event = MessageEvent(self._id, state, watched.attempt, None, None, None, at)
         if (report := read_report(watched.report)) is None:
             return event
@@ -260,7 +260,7 @@ class _Follower:
             done=report.done,
             total=report.total,
             text=report.text,
-            at=moment_us(report.at_us),
+            at=datetime_at(report.at_us),
         )
 
     def _final(self, watched: Watched) -> MessageEvent | None:
@@ -277,5 +277,5 @@ class _Follower:
         elif death is not None:
             state, at_us = "dead", death.died_us
             error = unpack_error(death.error)[0] or death.reason
-        known = last or MessageEvent(self._id, state, attempt, None, None, None, moment_us(at_us))
-        return replace(known, state=state, attempt=attempt, at=moment_us(at_us), error=error)
+        known = last or MessageEvent(self._id, state, attempt, None, None, None, datetime_at(at_us))
+        return replace(known, state=state, attempt=attempt, at=datetime_at(at_us), error=error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._reliable.ids import checked_group
 from delayq._reliable.limits import limit_text, parse_limit
 from delayq.errors import BadInput
@@ -135,9 +135,9 @@ def to_group(stored: StoredGroup) -> Group:
         stored.waiting,
         stored.due,
         stored.running,
-        None if stored.next_us is None else moment_us(stored.next_us),
+        None if stored.next_us is None else datetime_at(stored.next_us),
         parse_limit(stored.limit),
         stored.has_own_limit,
         stored.is_paused,
-        None if stored.oldest_us is None else moment_us(stored.oldest_us),
+        None if stored.oldest_us is None else datetime_at(stored.oldest_us),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import anyio
 
-from delayq._durations import Duration, microseconds, moment_us
+from delayq._durations import Duration, datetime_at, microseconds
 from delayq._engine.leases import LEASE_ENDED, await_ack, check_outcome, settle_quietly
 from delayq._generics import T
 from delayq._reliable.bodies import may_lead_on, parse, plain_payload
@@ -207,19 +207,19 @@ class Message(Generic[T]):
     @property
     def enqueued_at(self) -> datetime:
         """The time it was offered, by the server's clock (UTC)."""
-        return moment_us(self._parts().enqueued_us)
+        return datetime_at(self._parts().enqueued_us)
 
     @property
     def due_at(self) -> datetime:
         """The time it was due, by the server's clock (UTC); for a message leased to another worker,
         the time that lease ends.
         """
-        return moment_us(self._claim.due_us)
+        return datetime_at(self._claim.due_us)
 
     @property
     def lease_ends_at(self) -> datetime:
         """The time the lease ends, by the server's clock (UTC)."""
-        return moment_us(self._claim.ends_us)
+        return datetime_at(self._claim.ends_us)
 
     @property
     def last_error(self) -> str | None:

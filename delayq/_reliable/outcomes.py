@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._reliable.bodies import body_in, parse, read_letter
 from delayq._reliable.failures import unpack_error
 from delayq._reliable.replies import LIVE_STATES, parse_us
@@ -211,7 +211,12 @@ def _attempt(line: bytes) -> Attempt | None:
         number, started_us, worker = facts["attempt"], facts["started"], facts["worker"]
         error, trace = unpack_error(facts.get("error", ""))
         return Attempt(
-            int(number), moment_us(int(started_us)), moment_us(int(finished)), worker, error, trace
+            int(number),
+            datetime_at(int(started_us)),
+            datetime_at(int(finished)),
+            worker,
+            error,
+            trace,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -269,7 +274,7 @@ def history_of(
         is_its_own = record is not None and record.offered == offered
         attempts = record.attempts if record is not None and is_its_own else ()
         error = unpack_error(death.error)[0] or death.reason
-        died_at = moment_us(death.died_us)
+        died_at = datetime_at(death.died_us)
         return MessageHistory(
             *(id, "dead", _offered_at(offered), died_at, attempts),
             error=error,
@@ -277,7 +282,7 @@ def history_of(
         )
     if record is None:
         return None
-    finished_at = moment_us(record.moment_us) if record.is_done else None
+    finished_at = datetime_at(record.moment_us) if record.is_done else None
     payload = record.payload
     return MessageHistory(
         id,
@@ -297,4 +302,4 @@ def _payload_of(body: bytes) -> bytes:
 
 
 def _offered_at(offered: bytes) -> datetime | None:
-    return moment_us(int(offered[:16])) if int(offered) else None
+    return datetime_at(int(offered[:16])) if int(offered) else None

@@ -28,7 +28,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._logging import about
 from delayq._reliable.ids import is_occurrence, schedule_of
 from delayq._reliable.schedule_store import Occurrence
@@ -118,7 +118,7 @@ class Recurrence:
         moments = timing.moments(await self._store.now_us()) if timing.cron else []
         due_us = await self._store.schedule(partitions, name, timing, version, message, moments)
         self._check_later()
-        return moment_us(due_us)
+        return datetime_at(due_us)
 
     async def advance(self, items: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.

@@ -13,7 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._reliable.replies import parse_us
 from delayq.errors import BadInput
 from delayq.stats import (
@@ -257,7 +257,7 @@ def worker_of(queue: str, counts_until: bytes, text: bytes) -> WorkerInfo | None
     """Read an entry; return None if it is unreadable."""
     try:
         facts = json.loads(text)
-        seen_at = moment_us(parse_us(counts_until) - int(facts["counts_us"]))
+        seen_at = datetime_at(parse_us(counts_until) - int(facts["counts_us"]))
         return WorkerInfo(
             queue=queue,
             host=_text(facts["host"]),

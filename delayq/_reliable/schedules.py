@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic
 
 from delayq._checks import describe_value
-from delayq._durations import Duration, moment_us
+from delayq._durations import Duration, datetime_at
 from delayq._generics import T
 from delayq._logging import about
 from delayq._reliable.ids import OCCURRENCE_DIGITS, home_of
@@ -70,7 +70,7 @@ def to_schedule(name: str, entry: bytes, shift_us: int) -> Schedule:
     facts, timing = parse_schedule(entry)
 
     def moment(text: str) -> datetime | None:
-        return moment_us(int(text) - shift_us) if text else None
+        return datetime_at(int(text) - shift_us) if text else None
 
     return Schedule(
         name=name,

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from delayq._durations import moment_us, when_due
+from delayq._durations import datetime_at, when_due
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import any_id_of, payload_of
 from delayq._redisson.store import DelayedStore
@@ -121,7 +121,7 @@ class DelayedInspector:
             # Records, and payloads that could not be decoded: nothing tells them apart for sure.
             return [_record(raw, None) for raw in await self.store.quarantined_page(offset, limit)]
         leased = await self.store.leased_page(offset, limit)
-        return [Record(None, moment_us(ends_us), payload, payload) for payload, ends_us in leased]
+        return [Record(None, datetime_at(ends_us), payload, payload) for payload, ends_us in leased]
 
     async def find_record(self, id: str) -> Record | None:  # noqa: A002
         """Return the pending message with that id; None if there is none. Searches all of them.
@@ -166,7 +166,7 @@ class DelayedInspector:
         due = when_due(delay, at)
         record = await self.find_record(id)
         due_us = None if record is None else await self.store.reschedule(record.raw, due)
-        return None if due_us is None else moment_us(due_us)
+        return None if due_us is None else datetime_at(due_us)
 
     async def purge(self, state: PurgeState = "all") -> int:
         """Drop pending messages, ready ones, or both, at once, and return how many there were."""
@@ -184,7 +184,7 @@ def _record(raw: bytes, due_us: int | None) -> Record:
     record_id = any_id_of(raw)
     return Record(
         None if record_id is None else record_id.hex(),
-        None if due_us is None else moment_us(due_us),
+        None if due_us is None else datetime_at(due_us),
         payload_of(raw),
         raw,
     )

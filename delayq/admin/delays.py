@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._reliable.groups import to_group
 from delayq._reliable.store import ReliableStore
 from delayq.admin.wording import describe_group_state, describe_limit
@@ -105,7 +105,7 @@ async def _limit_of_queue(
 async def _awaits_rate(inspector: ReliableInspector, now: datetime) -> bool:
     """Return whether the limit of the queue lets nothing run in one of its partitions."""
     moments = await inspector.call_each(ReliableStore.slot_free_us)
-    return any(moment is not None and moment_us(moment) > now for moment in moments)
+    return any(moment is not None and datetime_at(moment) > now for moment in moments)
 
 
 async def _limits_of_groups(

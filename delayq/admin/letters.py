@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from delayq._durations import MICROSECOND, moment_us
+from delayq._durations import MICROSECOND, datetime_at
 from delayq._reliable.bodies import read_reason
 from delayq._reliable.dead_letters import (
     DeadLetter,
@@ -203,7 +203,7 @@ class LetterCount:
     def groups(self) -> list[LetterGroup]:
         """Return the causes so far, the most frequent first."""
         return [
-            LetterGroup(cause, number, *map(moment_us, self._times[cause]))
+            LetterGroup(cause, number, *map(datetime_at, self._times[cause]))
             for cause, number in self._counts.most_common()
         ]
 
@@ -215,7 +215,7 @@ class LetterCount:
         """Return up to ``limit`` causes so far, those of the last deaths first."""
         newest = heapq.nlargest(limit, self._times.items(), key=lambda item: item[1][1])
         return [
-            LetterGroup(cause, self._counts[cause], *map(moment_us, times))
+            LetterGroup(cause, self._counts[cause], *map(datetime_at, times))
             for cause, times in newest
         ]
 

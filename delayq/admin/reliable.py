@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from delayq._background import gather_all
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._reliable.batches import BatchStatus
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.groups import Groups
@@ -127,7 +127,7 @@ class ReliableInspector:
 
     async def now(self) -> datetime:
         """Return the server's time (UTC)."""
-        return moment_us(await self._session.server.time_us())
+        return datetime_at(await self._session.server.time_us())
 
     async def call_each(self, call: Callable[[ReliableStore], Awaitable[R]]) -> list[R]:
         """Make a call to every known partition at once."""
@@ -439,4 +439,4 @@ def _parse_schedule(raw: bytes, entry: bytes, shift_us: int) -> ListedSchedule:
     else:
         upcoming = facts["upcoming"] if isinstance(facts["upcoming"], list) else []
         runs_us = [first_us, *map(int, upcoming[: _SHOWN_RUNS - 1])]
-    return ListedSchedule(name, schedule, tuple(moment_us(run - shift_us) for run in runs_us))
+    return ListedSchedule(name, schedule, tuple(datetime_at(run - shift_us) for run in runs_us))

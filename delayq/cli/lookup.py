@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._reliable.bodies import parse
 from delayq._reliable.checkpoints import split_report, unpack
 from delayq._reliable.dead_letters import read_dead_letter
@@ -91,7 +91,7 @@ class MessageView:
     def of_message(cls, message: StoredMessage, codec: Codec[Any]) -> MessageView:
         """Return a live message of a reliable queue."""
         is_leased = message.state == "leased"
-        moment = moment_us(message.moment_us)
+        moment = datetime_at(message.moment_us)
         facts: dict[str, Any] = {
             "id": message.id.decode(errors="replace"),
             "state": message.state,
@@ -115,13 +115,16 @@ class MessageView:
         else:
             facts |= {
                 "group": body.group,
-                "enqueued_at": moment_json(moment_us(body.enqueued_us)),
+                "enqueued_at": moment_json(datetime_at(body.enqueued_us)),
                 "headers": body.headers,
                 **payload_json(codec, body.payload),
             }
         report, checkpoint = split_report(message.checkpoint or b"")
         if (reported := read_report(report)) is not None:
-            facts["progress"] = {**reported._asdict(), "at": moment_json(moment_us(reported.at_us))}
+            facts["progress"] = {
+                **reported._asdict(),
+                "at": moment_json(datetime_at(reported.at_us)),
+            }
             del facts["progress"]["at_us"]
         if checkpoint:
             facts["checkpoint"] = _checkpoint_json(codec, checkpoint)
@@ -173,7 +176,7 @@ def _checkpoint_json(codec: Codec[Any], checkpoint: bytes) -> dict[str, Any]:
     return {
         "state": None if saved.state is None else payload_json(results, saved.state),
         "steps": {name: payload_json(results, result) for name, result in saved.steps.items()},
-        "sleep_ends_at": None if until is None else moment_json(moment_us(until)),
+        "sleep_ends_at": None if until is None else moment_json(datetime_at(until)),
     }
 
 

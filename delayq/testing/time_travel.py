@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from anyio import to_thread
 
-from delayq._durations import Duration, microseconds, moment_us, seconds
+from delayq._durations import Duration, datetime_at, microseconds, seconds
 from delayq._embedded.server import EmbeddedServer
 from delayq._redis.scripts import Script
 from delayq._redisson.keys import DelayedKeys
@@ -132,7 +132,7 @@ class Clock:
 
     async def now(self) -> datetime:
         """Return the server's time (UTC) plus the time by which this clock has been advanced."""
-        return moment_us(await self._target.session.server.time_us()) + self._advanced_by
+        return datetime_at(await self._target.session.server.time_us()) + self._advanced_by
 
 
 async def settled(target: Target, *, timeout: Duration = 10.0) -> None:

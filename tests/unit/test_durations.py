@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import delayq
 from delayq import Backoff, Limit
-from delayq._durations import MAX_MS, estimated_delay, microseconds, moment_us, seconds, when_due
+from delayq._durations import MAX_MS, datetime_at, estimated_delay, microseconds, seconds, when_due
 from delayq._reliable.limits import write_limit
 from delayq.admin.wording import read_duration, read_limit
 from delayq.errors import BadDelay, BadInput
@@ -63,10 +63,10 @@ def test_a_moment_travels_as_it_is() -> None:
 
 
 def test_a_moment_past_the_calendar_is_its_last_one() -> None:
-    assert moment_us(0) == datetime(1970, 1, 1, tzinfo=UTC)
+    assert datetime_at(0) == datetime(1970, 1, 1, tzinfo=UTC)
     moment = datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
-    assert moment_us(1_700_000_000_123_000) == moment
-    assert moment_us(MAX_MS * 1000) == datetime.max.replace(tzinfo=UTC)
+    assert datetime_at(1_700_000_000_123_000) == moment
+    assert datetime_at(MAX_MS * 1000) == datetime.max.replace(tzinfo=UTC)
 
 
 def test_durations_have_units() -> None:

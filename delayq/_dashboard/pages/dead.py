@@ -19,7 +19,7 @@ from delayq._dashboard.health import SECOND
 from delayq._dashboard.pages.queue import PER_PAGE
 from delayq._dashboard.rendering import link
 from delayq._dashboard.sources import ReliableSource
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq.admin import letters
 from delayq.admin.letters import LetterCount, LetterQuery
 from delayq.admin.search import Search
@@ -53,7 +53,7 @@ async def load_letters(board: Board, request: Request) -> Mapping[str, Any]:
         "farthest": farthest(source),
         "total": depth.dead,
         "now": now,
-        "until": moment_us(now).isoformat(),
+        "until": datetime_at(now).isoformat(),
     }
 
 
@@ -138,7 +138,7 @@ class _Filter:
             age = -1.0
         if not 0 <= age <= _OLDEST:
             return cls(texts, query, "The age must be a number from 0 to 100 years.")
-        died_before = moment_us(max(0, now - int(age * SECOND)))
+        died_before = datetime_at(max(0, now - int(age * SECOND)))
         return cls(texts, replace(query, died_before=died_before))
 
     @property
@@ -177,7 +177,7 @@ async def _count(
     not begun, and for each that the server refused, why.
     """
     # Letters that die from now on are not among those that the visitor acts on.
-    until = min(conditions.query.died_before or moment_us(now), moment_us(now))
+    until = min(conditions.query.died_before or datetime_at(now), datetime_at(now))
     query = replace(conditions.query, died_before=until)
 
     async def begin(source: ReliableSource) -> LetterCount:
@@ -257,7 +257,7 @@ async def _find_matching(
     source: ReliableSource, conditions: _Filter, offset: int, now: int
 ) -> dict[str, Any]:
     # Those that die from now on are not among those that the visitor acts on.
-    latest = moment_us(now)
+    latest = datetime_at(now)
     until = min(conditions.query.died_before or latest, latest)
     query = replace(conditions.query, died_before=until)
     search = Search(await source.letters(), lambda match: query.matches(match[1]), offset)

@@ -9,7 +9,7 @@ from delayq._dashboard.board import Page
 from delayq._dashboard.rendering import span
 from delayq._dashboard.rows import MessageRef, Row
 from delayq._dashboard.sources import ReliableSource
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq.admin.catalog import FoundQueue
 from delayq.admin.doctor import diagnose
 from delayq.errors import ServerRefused
@@ -129,7 +129,7 @@ class Process:
     @property
     def silence(self) -> float | None:
         """For how many seconds it has not reported, if its next report is overdue."""
-        return self.last.silence(moment_us(self.now_us))
+        return self.last.silence(datetime_at(self.now_us))
 
     @property
     def running(self) -> int:

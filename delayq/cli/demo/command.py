@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import delayq
-from delayq._durations import moment_us
+from delayq._durations import datetime_at
 from delayq._embedded import server as embedded
 from delayq.cli.demo.figures import Ledger, latest_offset
 from delayq.cli.options import AsJson, DemoUrl
@@ -345,7 +345,7 @@ def _table(deliveries: list[Row], rows: int, cells: int) -> Table:
     table.add_column("late ms", justify="right", width=8)
     table.add_column(_SCALE[:cells], width=cells, no_wrap=True)
     for row in deliveries:
-        due = moment_us(row.due_us).astimezone()
+        due = datetime_at(row.due_us).astimezone()
         colour = colour_of(row.late_us)
         table.add_row(
             str(row.number),
