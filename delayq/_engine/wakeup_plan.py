@@ -216,7 +216,7 @@ class WakeupPlan:
         self.failures: int = 0
         self.invalidations: int = 0
         # The invalidations before the call whose reply was the last one to tell what is due; -1 if
-        # it told of more messages.
+        # it told of more messages, or the last call failed or was not made.
         self._confirmed = -1
         self._in_flight = _InFlight()
         self._clock = clock

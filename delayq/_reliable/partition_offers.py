@@ -119,8 +119,8 @@ class PartitionOffers:
     def _new_batcher(
         self, server: RedisClient | WaitingServer, reading: Callable[[Results], Results]
     ) -> Batcher[NewMessage, Any]:
-        # Identifies this client's calls: the server keeps the reply to the last one, in case that
-        # reply is lost.
+        # Identifies this client's calls: the server keeps the reply to the last one of each slot,
+        # in case that reply is lost.
         session = secrets.token_hex(6)
         calls = [self._store.keys.call(f"{session}-{slot}") for slot in (0, 1)]
         last_number = 0

@@ -372,7 +372,10 @@ class Sender:
         return queue.opened_partitions[partition], message.with_id(name)
 
     def _home_of(self, message: NewMessage) -> Partition:
-        """Return the partition of a message in which its group lies, and its followers lie."""
+        """Return the partition that a message's group, or else its own id, and its followers need.
+
+        Raises BadInput if they need different ones.
+        """
         queue = self._queue
         homes = {queue.home_of(name) for name in message.homes}
         if message.group is not None:

@@ -11,7 +11,7 @@
 --   number       int   of this call: the same as that of the last one if its reply was lost
 --   partitions   int   the number of partitions by which the caller has placed the messages
 --   id...        text  of each message
---   delay_us...  int   time from now, microseconds
+--   delay_us...  text  microseconds from now, as a body has them: 30000001 or 3e7
 --   content...   text  limits, or nothing; a space and headers, or nothing; newline,
 --                      payload
 -- Roles: producer

@@ -1,7 +1,7 @@
 -- call: tell the repetition of a call from a new call. See docs/redis-data-model.md.
 --
--- The key `call` is a STRING: the number of a client's last call to this queue, and the reply to
--- it. A client repeats a call whose reply was lost, under the same number.
+-- The key `call` is a STRING: the number of the last call of one of a client's slots, and the reply
+-- to it. A client repeats a call whose reply was lost, under the same number.
 --
 -- A call with the number 0 stores rows of an outbox. It has a key of its own, and may be repeated by
 -- another process, which must not store what has been handled meanwhile. So its reply is kept until
