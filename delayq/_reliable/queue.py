@@ -14,6 +14,7 @@ from delayq._generics import T
 from delayq._reliable.batches import BatchOffers
 from delayq._reliable.consumer import Consumer, WorkerPort
 from delayq._reliable.dead_letters import DeadLetters
+from delayq._reliable.failures import kept_text
 from delayq._reliable.following import follow
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from delayq._reliable.relay_port import RelayPort
     from delayq._reliable.replies import State
     from delayq._reliable.settings import HandleSettings, QueueSettings
+    from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
     from delayq.stats import Activity, QueueDepth
 
@@ -396,6 +398,41 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return await self._stored.change(
             ids, lambda store, page: store.cancel(page, leased=running)
         )
+
+    async def bury(self, id: str, reason: str) -> bool:  # noqa: A002
+        """Make a message a dead letter, due or not, unless a worker has it. It is not tried again,
+        unless it is redriven.
+
+        Args:
+            id: The message's id.
+            reason: Why it is buried. Its last error, if there is one, stays beside it.
+
+        Returns:
+            True if it was there. False if there is no message with that id, or a worker has it.
+
+        Raises:
+            OutcomeUnknown: The reply was lost: it may have been buried. With any other error, it
+                was not.
+        """
+        return (await self.bury_many([id], reason))[0]
+
+    async def bury_many(self, ids: Iterable[str], reason: str) -> list[bool]:
+        """Make messages dead letters as :meth:`bury` does, up to 100 in a round trip.
+
+        Returns:
+            For each id, in order, what :meth:`bury` returns.
+
+        Raises:
+            OutcomeUnknown: Some were buried, or may have been. With any other error, none was.
+        """
+        if not isinstance(reason, str) or not reason:
+            raise BadInput(f"reason must be a text that says why, not {reason!r}")
+
+        async def bury(store: ReliableStore, page: Sequence[str]) -> list[bool]:
+            names = await store.bury_waiting(page, kept_text(reason))
+            return [name is not None for name in names]
+
+        return await self._stored.change(ids, bury)
 
     async def reschedule(
         self,

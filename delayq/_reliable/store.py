@@ -197,6 +197,13 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         """Give messages that no worker has a new due time, and return which were there."""
         return [bool(done) for done in await self.run(scripts.RESCHEDULE, when, *ids)]
 
+    async def bury_waiting(self, ids: Sequence[str | bytes], reason: str) -> list[bytes | None]:
+        """Make dead letters of messages that no worker has. Returns their names; None for those
+        that were not there.
+        """
+        names: list[bytes | None] = await self.run(scripts.BURY_WAITING, reason, *ids)
+        return names
+
     async def get(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002
         """Return a live message; None if there is none with that id."""
         (message,) = await self.get_many([id.encode() if isinstance(id, str) else id])

@@ -125,6 +125,7 @@ EVENTS = (
     ),
     Event("its lease is extended", "extend", _all_to(LEASED, OVERDUE)),
     Event("buried", "bury", _all_to(DEAD, *_UNDER_TOKEN)),
+    Event("buried while no worker has it", "bury_waiting", _all_to(DEAD, *_WITHOUT_WORKER)),
     Event("cancelled", "cancel", _all_to(GONE, *_WITHOUT_WORKER)),
     Event(
         "cancelled even if a worker has it",

@@ -315,6 +315,12 @@ class ReliableQueue(Generic[T]):
         """Remove a message, due or not, unless a worker has it."""
     def cancel_many(self, ids: Iterable[str], *, running: bool = False) -> builtins.list[bool]:
         """Remove messages as :meth:`cancel` does, up to 100 in a round trip."""
+    def bury(self, id: str, reason: str) -> bool:
+        """Make a message a dead letter, due or not, unless a worker has it. It is not tried again,
+        unless it is redriven.
+        """
+    def bury_many(self, ids: Iterable[str], reason: str) -> builtins.list[bool]:
+        """Make messages dead letters as :meth:`bury` does, up to 100 in a round trip."""
     def reschedule(
         self,
         id: str,

@@ -105,7 +105,7 @@ async def be_cancelled(message: Message[int]) -> None:
             raise asyncio.CancelledError
 
 
-NOT_REPEATED = ("cancel", "cancel_many", "unschedule")
+NOT_REPEATED = ("cancel", "cancel_many", "bury waiting", "unschedule")
 OPERATIONS: dict[str, Any] = {
     "offer": lambda queue, _: queue.offer(7, HOUR, id="new"),
     "replace": lambda queue, _: queue.offer(7, HOUR, id="later", on_duplicate="replace"),
@@ -125,6 +125,7 @@ OPERATIONS: dict[str, Any] = {
     "be cancelled": lambda _, message: be_cancelled(message),
     "cancel": lambda queue, _: queue.cancel("later"),
     "cancel_many": lambda queue, _: queue.cancel_many(["later", "dead", "none"]),
+    "bury waiting": lambda queue, _: queue.bury_many(["later", "none"], "no good"),
     "reschedule": lambda queue, _: queue.reschedule("later", 9 * HOUR),
     "reschedule_many": lambda queue, _: queue.reschedule_many(["later", "none"], 9 * HOUR),
     "get": lambda queue, _: queue.get("later"),

@@ -188,7 +188,7 @@ list("dead"); list("ready", limit=-1); list("ready", offset=-1); list("ready", l
 purge("dead"); dead.list(limit=-1); dead.list(offset=-1); dead.redrive("order-42")
 dead.purge(b"bytes"); dead.redrive([None]); dead.purge([7]); dead.redrive([""]); dead.purge(7)
 cancel_many(None); cancel_many("order-42"); cancel_many(["a", ""]); reschedule_many(5, 0)
-offer_many(None); offer_many([Offer(1), "a"])
+offer_many(None); offer_many([Offer(1), "a"]); bury("a", ""); bury("a", None); bury_many("a", "b")
 """
 BAD_SETTINGS: dict[str, list[Any]] = {
     "lease": [0, -1, 1e-6, math.inf],
@@ -436,6 +436,27 @@ async def test_redriving_reports_progress_and_keeps_order(jobs: Jobs, faults: Fa
     assert steps == [(done, 250) for done in range(10, 251, 10)]
     assert [letter.id for letter in await jobs.dead.list()] == ["007"]
     assert await all_values(jobs) == [n for n in range(250) if n != 7]
+
+
+@pytest.mark.every_server
+async def test_messages_that_no_worker_has_are_buried(jobs: Jobs, store: Store) -> None:
+    await (await leased(jobs, id="tried")).nack(HOUR, "KeyError: 'to'")
+    await leased(jobs, id="held")
+    await jobs.offer_batch([Offer(1, delay=HOUR, id="member")], on_failure=Offer(2, id="alarm"))
+    for n in range(2):
+        await jobs.offer(n, id=f"acme-{n}", group="acme", priority=4)
+    ids = ["tried", "held", "member", "acme-0", "never"]
+    assert await jobs.bury_many(ids, "hope\ud800less") == [True, False, True, True, False]
+    letters = await jobs.dead.list()
+    assert {it.id: (it.reason, it.error, it.attempt, it.priority) for it in letters} == {
+        "tried": ("hope?less", "KeyError: 'to'", 1, 0),
+        "member": ("hope?less", "", 0, 0),
+        "acme-0": ("hope?less", "", 0, 4),
+    }
+    assert [message.id for message in await claim_all(jobs)] == ["acme-1", "alarm"]
+    assert await jobs.dead.redrive() == 3
+    assert await jobs.bury("tried", "again")
+    assert (await store.look()).live.keys() == {"held", "alarm", "acme-1", "member", "acme-0"}
 
 
 # By id

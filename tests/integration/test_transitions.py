@@ -222,6 +222,7 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "returned untouched": lambda at: at.run("release", *at.lease, 0),
     "its lease is extended": lambda at: at.run("extend", HOUR, 1, f"1:{at.token}", at.id),
     "buried": lambda at: at.run("bury", *at.lease, '{"reason":"buried","error":""}', "0", ""),
+    "buried while no worker has it": lambda at: at.run("bury_waiting", "why", at.id),
     "cancelled": lambda at: at.run("cancel", 0, at.id),
     "cancelled even if a worker has it": lambda at: at.run("cancel", 1, at.id),
     "its batch is looked at": lambda at: at.end_batch("expired"),

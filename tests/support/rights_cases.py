@@ -241,6 +241,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "value": ("1000",),
     "with_leased": (0, 1),
     "alone": (0, 1),
+    "reason": ("why",),
     "why": ('{"reason":"why","error":""}',),
 }
 
@@ -497,6 +498,12 @@ def batch_of_five(scope: str) -> Any:
     return prepare
 
 
+async def bury_two(at: Prepared) -> Any:
+    """Return a call that buries messages of a batch, which has a follower for that."""
+    await batch_of_five("all")(at)
+    return ["why", "later0", "later1"]
+
+
 _CASES: list[tuple[Script, str, Any]] = [
     (reliable.MEND, "lines", lines_evicted),
     (delayed.OFFER, "head", given(after(60), 1, SECOND_US, b"new")),
@@ -553,6 +560,8 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.BURY, "", taken(reliable.BURY)),
     (reliable.BURY, "keep", with_settings(taken(reliable.BURY), keep=HOUR_US, max_kept=1)),
     (reliable.BURY, "trim", with_settings(taken(reliable.BURY), keep_dead=HOUR_US, max_dead=2)),
+    *cases_of(reliable.BURY_WAITING),
+    (reliable.BURY_WAITING, "batch", with_settings(bury_two, keep=HOUR_US, max_dead=1)),
     (reliable.NACK, "", taken(reliable.NACK)),
     (reliable.NACK, "keep", with_settings(taken(reliable.NACK), keep=HOUR_US, max_kept=1)),
     (reliable.FINISH, "", taken(reliable.FINISH)),

@@ -31,7 +31,8 @@ local function check_letters()
   redis.call('ZSCORE', dead, '')
 end
 
--- `why` is JSON on one line; `checkpoint` is nil or false if there is none.
+-- Add a letter, and return its name. `why` is JSON on one line; `checkpoint` is nil or false if there
+-- is none.
 local function add_letter(id_or_name, why, body, now, checkpoint)
   local id = id_of(id_or_name)
   local name = id
@@ -49,6 +50,7 @@ local function add_letter(id_or_name, why, body, now, checkpoint)
     why, body = string.sub(why, 1, -2) .. ',"checkpoint":' .. #checkpoint .. '}', checkpoint .. body
   end
   redis.call('HSET', dead_messages, name, why .. '\n' .. body)
+  return name
 end
 
 local function delete_letters(names)
