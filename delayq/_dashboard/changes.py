@@ -1,4 +1,4 @@
-"""Cancels and reschedules messages in ways that can be undone."""
+"""Cancels, reschedules and buries messages in ways that can be undone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES = 10_000
 """The most messages that one action changes."""
+_REASON = "buried by an operator"
 # The memory of a message beyond its texts, in bytes.
 _OVERHEAD = 1000
 
@@ -167,6 +168,32 @@ async def reschedule(
             restored.append(sum(ref is not None for ref in back))
             del rescheduled[:AT_A_TIME]
         return Undone(sum(restored))
+
+    return Changed(done, board.undos.keep(Undo(undo, len(done), size, _queue_of(source))), is_whole)
+
+
+async def bury(board: Board, source: ReliableSource, refs: Sequence[MessageRef]) -> Changed:
+    """Make messages that no worker has dead letters, step by step."""
+    letters: list[MessageRef] = []
+    is_whole = True
+    for batch in _steps([*dict.fromkeys(refs)]):
+        try:
+            letters += [ref for ref in await source.bury(batch, _REASON) if ref is not None]
+        except ServerError:
+            if not letters:
+                raise
+            is_whole = False
+            break
+    if not letters:
+        return Changed([], "", is_whole)
+    done, size = [*letters], len(letters) * _OVERHEAD
+    restored: list[int] = []
+
+    async def undo() -> Undone:
+        while letters:
+            restored.append(await source.redrive(letters[:AT_A_TIME]))
+            del letters[:AT_A_TIME]
+        return Undone(sum(restored), with_all_attempts=True)
 
     return Changed(done, board.undos.keep(Undo(undo, len(done), size, _queue_of(source))), is_whole)
 

@@ -1,4 +1,4 @@
-"""Queues as the dashboard changes them: it cancels, moves, restores and redrives messages."""
+"""Queues as the dashboard changes them: it cancels, moves, buries and restores messages."""
 
 from __future__ import annotations
 
@@ -178,6 +178,17 @@ class ReliableSource(ReliableListings):
 
         refused = await count_refused([offer_again(row) for row in absent])
         return unchanged + len(absent) - refused
+
+    async def bury(self, refs: Sequence[MessageRef], reason: str) -> list[MessageRef | None]:
+        """Make messages that no worker has dead letters. Return references to these; None for
+        messages that were not there.
+        """
+        letters: dict[MessageRef, MessageRef | None] = {}
+        for store, batch in self._by_partition(refs):
+            names = await store.bury_waiting([ref.id for ref in batch], reason)
+            for ref, name in zip(batch, names, strict=True):
+                letters[ref] = None if name is None else MessageRef(name, ref.partition)
+        return [letters[ref] for ref in refs]
 
     async def redrive(self, refs: Sequence[MessageRef]) -> int:
         """Redrive dead letters."""

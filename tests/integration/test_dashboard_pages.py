@@ -54,7 +54,7 @@ from tests.support.board import (
     send,
     texts,
 )
-from tests.support.reliable import lists_work
+from tests.support.reliable import claim_all, lists_work
 from tests.support.reliable_store import expire
 from tests.support.waiting import until
 
@@ -507,6 +507,37 @@ async def test_failed_messages_are_retried_and_cancelled_by_cause(
     }
     assert "1 message rescheduled." in texts(await send(admin, fields))
     assert [message.id for message in await jobs.list("ready")] == ["m0"]
+
+
+async def test_failed_messages_are_buried_and_brought_back(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2, lease=3600)
+    # An earlier message with the same id.
+    await die(jobs, "earlier", "KeyError: 1")
+    await jobs.offer_many([Offer(n, id=f"dead-{n}") for n in range(5)])
+    for message in await claim_all(jobs):
+        await message.nack(3000, error="LookupError: gone")
+    await jobs.reschedule("dead-4", 0)
+    await jobs.claim()
+
+    shown = await page(admin, "all-retries")
+    again = await press(admin, shown, buttons(shown, "bury_cause")[0], "bury_cause")
+    assert "4 messages are dead letters now. The others are gone, or a worker has" in texts(again)
+    reasons = [letter.reason for letter in await jobs.dead.list()]
+    assert reasons == ["earlier", *["buried by an operator"] * 4]
+    assert "4 messages are restored, with all attempts." in await undo(admin, again)
+    assert [letter.reason for letter in await jobs.dead.list()] == ["earlier"]
+    for message in await claim_all(jobs):
+        await message.nack(3000, error="LookupError: gone")
+
+    shown = await page(admin, RETRIES)
+    fields = form(shown, "back", "state") | {"do": "bury_selected", "at": []}
+    assert "select messages first" in texts(await send(admin, fields))
+    fields["at"] = places(shown)[:2]
+    assert "2 messages are dead letters now." in texts(await send(admin, fields))
+    shown = await page(admin, links(await page(admin, RETRIES), "message?")[0])
+    fields = form(shown, "back", "at") | {"do": "bury"}
+    assert "1 message is a dead letter now." in texts(await send(admin, fields))
+    assert await jobs.dead.size() == 4
 
 
 async def test_a_page_of_causes_names_as_many_messages_as_it_counted(

@@ -162,6 +162,11 @@ async def cancel(board: Board, source: AnySource, form: Form) -> Response:
     return redirect_after(board, form, source, "cancelled", changed)
 
 
+async def bury(board: Board, source: ReliableSource, form: Form) -> Response:
+    changed = await changes.bury(board, source, [form.ref(source)])
+    return redirect_after(board, form, source, "buried", changed)
+
+
 async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
     ref = form.ref(source)
     try:
@@ -181,7 +186,11 @@ PAGE = Page(
     "/message",
     "message.html",
     load,
-    actions={"cancel": Action(cancel), "reschedule": Action(reschedule)},
+    actions={
+        "cancel": Action(cancel),
+        "reschedule": Action(reschedule),
+        "bury": Action(bury, ("reliable",)),
+    },
     notes={
         "cancelled": Note("Message cancelled. It will not be delivered."),
         "rescheduled": Note("Message rescheduled."),

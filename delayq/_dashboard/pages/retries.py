@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
-from delayq._dashboard.board import Action, Page, is_live
+from delayq._dashboard.board import Action, Note, Page, is_live
 from delayq._dashboard.causes import GROUPINGS, causes_page, check_grouping
 from delayq._dashboard.forms import button_link, whole_number
 from delayq._dashboard.pages.queue import PER_PAGE, redirect_after
@@ -152,6 +152,24 @@ async def cancel_cause(board: Board, source: ReliableSource, form: Form) -> Resp
     return redirect_after(board, form, source, "cancelled_many", changed)
 
 
+async def bury_cause(board: Board, source: ReliableSource, form: Form) -> Response:
+    return await bury(board, source, form, await _refs_of(source, form))
+
+
+async def bury_selected(board: Board, source: ReliableSource, form: Form) -> Response:
+    if not (refs := [ref for ref in form.refs() or () if source.may_hold(ref)]):
+        return board.redirect_back(form, source, "retries", done="unselected")
+    return await bury(board, source, form, refs)
+
+
+async def bury(
+    board: Board, source: ReliableSource, form: Form, refs: Sequence[MessageRef]
+) -> Response:
+    changed = await changes.bury(board, source, refs)
+    done = "buried" if len(changed.refs) == len(refs) else "buried_some"
+    return redirect_after(board, form, source, done, changed)
+
+
 async def _refs_of(source: ReliableSource, form: Form) -> list[MessageRef]:
     """Return references to the first messages with the form's cause. Raises HTTPException."""
     by, cause = form.get("by"), unquote(form.get("cause"))
@@ -178,6 +196,17 @@ PAGE = Page(
     actions={
         "retry_cause": Action(retry_cause, ("reliable",)),
         "cancel_cause": Action(cancel_cause, ("reliable",)),
+        "bury_cause": Action(bury_cause, ("reliable",)),
+        "bury_selected": Action(bury_selected, ("reliable",)),
+    },
+    notes={
+        "buried": Note("message is a dead letter now.", "messages are dead letters now."),
+        "buried_some": Note(
+            "message is a dead letter now. The others are gone, or a worker has them: these are as"
+            " before.",
+            "messages are dead letters now. The others are gone, or a worker has them: these are as"
+            " before.",
+        ),
     },
 )
 
