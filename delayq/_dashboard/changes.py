@@ -9,6 +9,7 @@ from delayq._dashboard.listings import AT_A_TIME
 from delayq._dashboard.sources import ReliableSource
 from delayq._dashboard.undo import MOST_BYTES, PerhapsUndone, Undo, Undone
 from delayq.admin.catalog import FoundQueue
+from delayq.admin.retries import BURIED
 from delayq.errors import OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES = 10_000
 """The most messages that one action changes."""
-_REASON = "buried by an operator"
 # The memory of a message beyond its texts, in bytes.
 _OVERHEAD = 1000
 
@@ -178,7 +178,7 @@ async def bury(board: Board, source: ReliableSource, refs: Sequence[MessageRef])
     is_whole = True
     for batch in _steps([*dict.fromkeys(refs)]):
         try:
-            letters += [ref for ref in await source.bury(batch, _REASON) if ref is not None]
+            letters += [ref for ref in await source.bury(batch, BURIED) if ref is not None]
         except ServerError:
             if not letters:
                 raise

@@ -410,7 +410,8 @@ async def _failures(client: Client, queue: FoundQueue) -> AsyncIterator[Finding]
         if failures := await explain_failures(inspector):
             advice = (
                 f"look at them: delayq search {queue.argument} --error TEXT; until the cause is"
-                f" mended: delayq pause {queue.argument}"
+                f" mended: delayq pause {queue.argument}; if they will never succeed:"
+                f" delayq bury {queue.argument} --error TEXT"
             )
             yield Finding("note", f"reliable {queue.name}", f"failing: {failures}", advice)
 

@@ -1,4 +1,4 @@
-"""Finds the live messages of which an attempt has failed, and counts them by cause.
+"""Finds the live messages of which an attempt has failed, counts them by cause, and buries them.
 
 Messages are read in steps of about 100, so no call holds up the server. Every function may raise
 the errors of :class:`~delayq.errors.ServerError`.
@@ -11,13 +11,20 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayq._background import gather_all
+from delayq._reliable.dead_letters import half_way
 from delayq.admin.letters import MAX_CAUSES, OTHER_CAUSES, cause_of
+from delayq.errors import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from delayq._reliable.store import ReliableStore
     from delayq.admin.letters import GroupBy
+
+BURIED = "buried by an operator"
+"""The reason of dead letters that an operator has made, unless another one is given."""
+# How many messages a call buries: it takes as long as to redrive one.
+_BURIED = 10
 
 
 class FailedMessage(NamedTuple):
@@ -120,6 +127,50 @@ class RetryCount:
     def causes(self, limit: int) -> list[tuple[str, int]]:
         """Return up to ``limit`` causes so far with their counts, the most frequent first."""
         return self._counts.most_common(limit)
+
+
+async def bury(
+    stores: Sequence[ReliableStore],
+    error: str,
+    reason: str = BURIED,
+    *,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[int, int]:
+    """Make dead letters of the failed messages whose last error contains a text, in any case.
+
+    Args:
+        stores: The partitions of the queue.
+        error: The text.
+        reason: Why they are buried.
+        dry_run: Change nothing.
+        progress: Called after each step with the number of messages examined so far, and the total.
+
+    Returns:
+        How many messages match, and how many were buried: all of them but those that workers have,
+        or that are gone.
+
+    Raises:
+        OutcomeUnknown: Some were buried, or may have been. With any other error, none was.
+    """
+    reader, total = FailedReader(stores), await count(stores)
+    examined = matching = buried = 0
+    while reader.position is not None:
+        try:
+            messages = await reader.step()
+            matches = [message for message in messages if error.lower() in message.error.lower()]
+            examined, matching = examined + len(messages), matching + len(matches)
+            for at in range(0, 0 if dry_run else len(matches), _BURIED):
+                page = matches[at : at + _BURIED]
+                names = await stores[page[0].partition].bury_waiting(
+                    [message.id for message in page], reason
+                )
+                buried += sum(name is not None for name in names)
+        except ServerError as refusal:
+            raise half_way(refusal, buried) from refusal.__cause__
+        if progress is not None:
+            progress(min(examined, total), total)
+    return matching, buried
 
 
 async def count(stores: Sequence[ReliableStore]) -> int:

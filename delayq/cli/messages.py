@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from delayq._reliable.offer import OnDuplicate
+from delayq.admin import retries
 from delayq.admin.delayed import DelayedInspector
+from delayq.admin.retries import BURIED
 from delayq.cli.lookup import no_message
 from delayq.cli.options import (
     AsJson,
@@ -17,6 +20,7 @@ from delayq.cli.options import (
     Id,
     Queue,
     QueueCodec,
+    ReliableOnly,
     RequiredUrl,
     Target,
     Url,
@@ -32,6 +36,7 @@ from delayq.cli.output import (
     moment_text,
     payload_json,
     print_json,
+    progress,
     report,
     tell,
     text_of,
@@ -241,6 +246,64 @@ def cancel(
     report(
         {"queue": queue.name, "id": id, "cancelled": True}, f"{id} is cancelled", as_json=as_json
     )
+
+
+def bury(
+    queue: ReliableOnly,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of the messages.")
+    ] = None,
+    error: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="All that have failed and whose last error contains this text."
+        ),
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why; it is stored with the dead letters.")
+    ] = BURIED,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; count the messages that match.")
+    ] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make messages dead letters, which are not tried again, unless workers have them.
+
+    Exit status: 0, or 1 if there were none.
+
+    Example: `delayq bury mails --error 'no such address'`
+    """
+    queue.check_reliable("bury messages")
+    if not reason:
+        raise CommandFailed("--reason must not be empty")
+    if not ids and not error:
+        raise CommandFailed("nothing to bury: pass ids, or --error with a part of the last error")
+    if ids and (error is not None or dry_run):
+        raise CommandFailed("--error and --dry-run choose failed messages: pass no ids")
+
+    async def act(client: Client) -> tuple[int, int]:
+        handle = await queue.existing(client)
+        if ids:
+            return len({*ids}), sum(await handle.bury_many(dict.fromkeys(ids), reason))
+        with progress("examined", is_shown=not as_json) as show:
+            return await retries.bury(
+                await queue.stores(client), error or "", reason, dry_run=dry_run, progress=show
+            )
+
+    matching, buried = with_client(url, act)
+    facts = {"queue": queue.name, "matched": matching, "buried": buried}
+    text = f"buried: {buried:,}"
+    if dry_run:
+        text = f"matching: {matching:,}; nothing was changed"
+        facts["dry_run"] = True
+    elif buried < matching:
+        text += f"; {matching - buried:,} are gone, or workers have them, and were left alone"
+    if buried:
+        back = f"delayq dead redrive {queue.argument} --reason {shlex.quote(reason)}"
+        text += f"; bring them back with: {back}"
+    report(facts, text, as_json=as_json)
+    raise typer.Exit(0 if matching and (buried or dry_run) else 1)
 
 
 def reschedule(

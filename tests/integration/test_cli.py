@@ -83,6 +83,7 @@ ON_A_QUEUE = (
     *("dead purge x --yes", "groups list x", "groups limit x y 1", "groups limit x y --unset"),
     *("groups pause x y", "groups resume x y", "configure x", "configure x --max-size 1"),
     *("repartition x --to 2", "batch x", "batch x 1", "batch x 1 --cancel", "follow x y"),
+    *("bury x y", "bury x --error y", "bury x --error y --dry-run"),
     *("pause x", "pause x --schedule y", "resume x", "unschedule x y", "purge x --yes"),
 )
 
@@ -644,6 +645,38 @@ def test_dead_letters_are_grouped_and_chosen_by_cause_and_age(cli: Cli, partitio
     assert cli("stats mails")[1][0]["ready"] == 151 + len(numbers)
 
 
+def fail_some(url: str) -> None:
+    """Let 250 messages wait for another attempt, each tenth of them for another error."""
+
+    async def main() -> None:
+        async with delayq.connect(url) as client:
+            queue = client.reliable_queue("mails", partitions=2)
+            await queue.offer_many(delayq.Offer(n, id=f"m{n:03}") for n in range(250))
+            while messages := await queue.claim(100):
+                for message in messages:
+                    error = "OSError: full" if message.value % 10 == 0 else "KeyError: 'to'"
+                    await message.nack(3600, error=error)
+
+    asyncio.run(main())
+
+
+def test_failed_messages_are_buried_by_id_or_by_their_error(cli: Cli) -> None:
+    fail_some(cli.url)
+    for command, status, counts in (
+        ("m001 m001 nobody", 0, {"matched": 2, "buried": 1}),
+        ("nobody", 1, {"matched": 1, "buried": 0}),
+        ("--error keyerror --dry-run", 0, {"matched": 224, "buried": 0, "dry_run": True}),
+        ("--error keyerror --reason never", 0, {"matched": 224, "buried": 224}),
+        ("--error keyerror", 1, {"matched": 0, "buried": 0}),
+    ):
+        assert cli(f"bury mails {command}") == (status, [{"queue": "mails"} | counts])
+    assert cli("dead redrive mails --reason never")[1] == [{"queue": "mails", "redriven": 224}]
+    assert cli.plain("bury mails m000 nobody")[1] == (
+        "buried: 1; 1 are gone, or workers have them, and were left alone; bring them back with:"
+        " delayq dead redrive mails --reason 'buried by an operator'\n"
+    )
+
+
 # Search, schedules
 
 
@@ -842,6 +875,10 @@ REFUSED = (
     ("offer delayed:a 1 --id x", "need a reliable queue"),
     ("get delayed:a zz", "16 hexadecimal digits"),
     ("reschedule a x", "no due time given"),
+    ("bury a", "nothing to bury"),
+    ("bury a --error ''", "nothing to bury"),
+    ("bury a x --error y", "pass no ids"),
+    ("bury a x --reason ''", "--reason must not be empty"),
     ("purge a", "--yes"),
     ("dead purge a", "--yes"),
     ("dead purge a --error x", "--yes"),
