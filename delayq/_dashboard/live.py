@@ -182,18 +182,6 @@ class Live:
         """Return who works on each queue, or why that is unknown."""
         return await self._workers.of(sources, 0)
 
-    async def causes(self, sources: Sequence[AnySource]) -> list[str]:
-        """Return why the messages of each queue are late; empty if nothing tells."""
-        reliable = [source for source in sources if isinstance(source, ReliableSource)]
-        delays = await self._delays.of(reliable, _CAUSES_COUNT_FOR)
-        causes = {
-            source.name: delay if isinstance(delay, str) else delay.cause
-            for source, delay in zip(reliable, delays, strict=True)
-        }
-        return [
-            causes[source.name] if isinstance(source, ReliableSource) else "" for source in sources
-        ]
-
     async def delays(self, sources: Sequence[AnySource]) -> list[Delay | None]:
         """Return why the messages of each queue are late; None if nothing tells."""
         return await _of_reliable(self._delays, sources, _CAUSES_COUNT_FOR)

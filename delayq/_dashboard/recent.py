@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard import charts
-from delayq._dashboard.health import LATE
 from delayq.admin import failures
+from delayq.admin.states import LATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

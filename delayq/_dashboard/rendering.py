@@ -13,10 +13,11 @@ from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from delayq._dashboard.health import SECOND, late_us, states, undeliverable
+from delayq._dashboard.health import SECOND, late_us
 from delayq._dashboard.rows import MessageRef
 from delayq._durations import MICROSECOND, datetime_at
 from delayq._reliable.limits import write_limit
+from delayq.admin.states import undeliverable
 from delayq.admin.wording import describe_group_state, describe_limit
 from delayq.codecs.encrypted import key_id_of
 from delayq.errors import DecodeError
@@ -258,7 +259,7 @@ def environment() -> Environment:
         pack_ref,
         points,
     )
-    of_queues = (late_us, undeliverable, states)
+    of_queues = (late_us, undeliverable)
     filters = {function.__name__: function for function in (*of_moments, *of_values, *of_queues)}
     templates.filters.update(filters, number="{:,}".format)
     templates.globals["link"] = link

@@ -25,7 +25,7 @@ Reason = Literal[
     "paused",
     "limit",
     "groups",
-    "no_workers",
+    "no_consumers",
     "silent_workers",
     "blocked_loop",
     "busy_workers",
@@ -147,7 +147,7 @@ async def _lack_of_workers(
         workers = ()
     if not depth.leased and not workers:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
-        return Delay("no worker listens", advice, "no_workers", is_wrong=True)
+        return Delay("no consumers", advice, "no_consumers", is_wrong=True)
     return _blocked_loops(workers, depth, now, span) or _use_of_slots(workers, depth)
 
 

@@ -472,7 +472,7 @@ async def _state(
         return "wrong" if delay.is_wrong else "note", f"{text}: {cause}", advice
     if (stats.ready or stats.delayed) and not stats.leased and not await _has_workers(inspector):
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
-        return "note", f"{text}: no worker listens", advice
+        return "note", f"{text}: no consumers", advice
     if stats.dead:
         return "note", text, f"delayq dead list {queue.argument}"
     return "ok", text, ""

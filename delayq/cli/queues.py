@@ -15,6 +15,7 @@ from delayq.admin.delayed import DelayedInspector, PurgeState
 from delayq.admin.delays import explain_delay
 from delayq.admin.failures import explain_failures
 from delayq.admin.reliable import ReliableInspector
+from delayq.admin.states import FAILING, OVERDUE, PAUSED, states, undeliverable
 from delayq.cli.options import (
     AsJson,
     Queue,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     _Stats = tuple[QueueDepth, datetime | None]
 
 _COLUMNS = ("kind", "queue", *COUNTED_STATES, "state")
+_STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "idle": "dim"}
 # A message that is due for less than this, seconds, is not late.
 _LATE = 1.0
 # The list explains why at most this many queues are late, or fail.
@@ -336,14 +338,14 @@ def _identity(queue: FoundQueue) -> dict[str, Any]:
 
 def _row(queue: FoundQueue, depth: QueueDepth | str, cause: str = "") -> list[str]:
     name = f"{queue.name} ({queue.partitions} partitions)" if queue.partitions > 1 else queue.name
+    state, _ = state_of(queue, depth, cause)
     if isinstance(depth, str):
-        return [queue.kind, name, *"----", state_of(depth)[0]]
-    dead = depth.dead + (depth.quarantined or 0)
-    state, _ = state_of(depth, cause)
+        return [queue.kind, name, *"----", f"{state}: {depth}"]
+    counts = (depth.ready, depth.delayed, depth.leased, undeliverable(depth))
     return [
         queue.kind,
         name,
-        *(f"{count:,}" for count in (depth.ready, depth.delayed, depth.leased, dead)),
+        *(f"{count:,}" for count in counts),
         f"{state}: {cause}" if cause else state,
     ]
 
@@ -353,22 +355,24 @@ def is_late(depth: QueueDepth) -> bool:
     return depth.oldest_due_age >= _LATE and not depth.paused
 
 
-def state_of(depth: QueueDepth | str, cause: str = "") -> tuple[str, str]:
-    """Return the state of a queue in words, and their style.
+def state_of(queue: FoundQueue, depth: QueueDepth | str, cause: str = "") -> tuple[str, str]:
+    """Return the state of a queue in the words of the dashboard, and their style.
 
     Args:
+        queue: The queue.
         depth: The number of its messages by state; a text says why it is unknown.
         cause: Why it is late or fails; empty if it does neither.
     """
-    if isinstance(depth, str):
-        return "see doctor", "bold red"
-    if depth.paused:
-        return " ".join(["paused", *_pause(depth)]), "yellow"
-    if is_late(depth):
-        return f"{span(depth.oldest_due_age)} late", "bold red"
-    if cause:
-        return "failing", "bold red"
-    return ("dead letters", "yellow") if depth.dead or depth.quarantined else ("ok", "green")
+    if not isinstance(depth, str):
+        if depth.paused:
+            return " ".join([PAUSED.label, *_pause(depth)]), _STYLES[PAUSED.tone]
+        if is_late(depth):
+            # A minute makes it late in the dashboard, but here is room to say for how long.
+            return f"{span(depth.oldest_due_age)} {OVERDUE.label}", _STYLES["bad"]
+        if cause:
+            return FAILING.label, _STYLES["bad"]
+    state = states(depth, queue.kind)[0]
+    return state.label, _STYLES[state.tone]
 
 
 def _pause(depth: QueueDepth) -> list[str]:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from delayq._reliable.replies import LIVE_STATES
 from delayq.admin.catalog import list_queues
+from delayq.admin.states import undeliverable
 from delayq.cli.options import AsJson, Queues, Url
 from delayq.cli.output import console, cut, moment_json, print_json, words, write
 from delayq.cli.queues import cause_of, is_late, state_of, stats_or_error
@@ -70,7 +71,8 @@ class Line:
         queue: The queue.
         depth: Its figures; an error as text if it cannot be read.
         rate: The growth in messages per second; negative if it shrinks, None if unknown.
-        cause: Why its messages are late, or which errors they meet; empty if neither.
+        cause: Why its messages are late, which errors they meet, or why it cannot be read; empty if
+            nothing is wrong.
     """
 
     queue: FoundQueue
@@ -83,7 +85,7 @@ class Line:
         if isinstance(self.depth, str):
             return 0
         if name == "dead":
-            return self.depth.dead + (self.depth.quarantined or 0)
+            return undeliverable(self.depth)
         figure: float = getattr(self.depth, name)
         return figure
 
@@ -95,15 +97,18 @@ class Line:
     @property
     def state(self) -> tuple[str, str]:
         """Its state in words, and their style."""
-        return state_of(self.depth, self.cause)
+        return state_of(self.queue, self.depth, self.cause)
 
     @property
     def trouble(self) -> int:
         """How urgently it needs attention: 0 if it does not."""
-        if not isinstance(self.depth, str) and self.depth.paused:
+        if isinstance(self.depth, str):
+            return 4
+        if self.depth.paused:
             return 2
-        state, _ = self.state
-        return {"ok": 0, "dead letters": 1, "see doctor": 4}.get(state, 3)
+        if self.is_late or self.cause:
+            return 3
+        return 1 if undeliverable(self.depth) else 0
 
 
 def _by_count(state: str, line: Line) -> tuple[object, ...]:
@@ -242,7 +247,7 @@ class Monitor:
     async def _line(self, queue: FoundQueue) -> Line:
         stats = await stats_or_error(self.client, queue)
         if isinstance(stats, str):
-            return Line(queue, stats)
+            return Line(queue, stats, cause=stats)
         depth, _ = stats
         now, count = time.monotonic(), sum(getattr(depth, state) for state in LIVE_STATES)
         past = self._past.setdefault(queue, deque())

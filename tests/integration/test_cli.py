@@ -142,7 +142,7 @@ def test_a_queue_with_foreign_keys_hides_no_other(
     assert bad["queue"] == "bad"
     assert "a value of the wrong type" in bad["error"]
     _, line, _ = cli.plain("queues")[1].splitlines()
-    assert line.split() == ["reliable", "bad", "-", "-", "-", "-", "see", "doctor"]
+    assert line.split()[:8] == ["reliable", "bad", "-", "-", "-", "-", "unreadable:", "one"]
     # A purge of it drops nothing.
     cli("offer delayed:closing 1 --delay 1h")
     server.call("SET", CLOSING.ready, "x")
@@ -180,7 +180,7 @@ def test_stats_and_lists_of_both_kinds(cli: Cli, monkeypatch: pytest.MonkeyPatch
     assert "--offset is 9, and 3 are delayed" in cli.plain("list mails --offset 9")[1]
     assert [line.split()[-1] for line in cli.plain("queues")[1].splitlines()[2:]] == [
         "letters",
-        "ok",
+        "waiting",
     ]
 
 

@@ -530,10 +530,10 @@ async def test_failed_messages_are_buried_and_brought_back(client: Client, admin
         await message.nack(3000, error="LookupError: gone")
 
     shown = await page(admin, RETRIES)
-    fields = form(shown, "back", "state") | {"do": "bury_selected", "at": []}
+    fields = form(shown, "back", "state") | {"do": "bury_selected"}
     assert "select messages first" in texts(await send(admin, fields))
-    fields["at"] = places(shown)[:2]
-    assert "2 messages are dead letters now." in texts(await send(admin, fields))
+    selected = fields | {"at": places(shown)[:2]}
+    assert "2 messages are dead letters now." in texts(await send(admin, selected))
     shown = await page(admin, links(await page(admin, RETRIES), "message?")[0])
     fields = form(shown, "back", "at") | {"do": "bury"}
     assert "1 message is a dead letter now." in texts(await send(admin, fields))
@@ -1438,6 +1438,20 @@ async def test_the_start_page_names_a_wave_of_failures_and_its_cause(
     ):
         assert re.search(expected, shown), shown
     assert "failing" in texts(await page(reader, JOBS))
+
+
+async def test_a_queue_that_is_held_back_is_not_without_consumers(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.admin.states.LATE", 0)
+    jobs = client.reliable_queue("jobs")
+    await jobs.groups.pause("acme")
+    await jobs.offer(1, group="acme")
+    await client.reliable_queue("alone").offer(1)
+    shown = texts(await page(reader, ""))
+    assert "1 no consumers 1 late" in shown
+    assert "jobs reliable late group 'acme', with 1 ready, is paused" in shown
+    assert "no consumers" not in await page(reader, JOBS)
 
 
 async def test_the_start_page_follows_the_last_minutes_of_each_hour(

@@ -99,7 +99,7 @@ async def test_a_queue_may_be_paused_or_its_workers_missing_or_busy(
     assert (await delay_of(client)).cause == "the queue is paused"
     await jobs.resume()
     delay = await delay_of(client)
-    assert (delay.cause, delay.is_wrong) == ("no worker listens", True)
+    assert (delay.cause, delay.is_wrong) == ("no consumers", True)
     gate, worker = Gate(), Worker(client, concurrency=2)
     worker.listener("jobs", lease=60)(gate)
     async with worker:
@@ -117,11 +117,11 @@ async def test_top_explains_what_is_late(
     monitor = Monitor(client, [FoundQueue("reliable", "jobs")])
     await jobs.offer(1)
     (line,) = await monitor.read()
-    assert line.cause == "no worker listens"
+    assert line.cause == "no consumers"
     (message,) = await jobs.claim()
     await message.ack()
     (line,) = await monitor.read()
-    assert (line.state[0], line.cause) == ("ok", "")
+    assert (line.state[0], line.cause) == ("empty", "")
 
 
 async def test_a_wave_of_failures_is_told_before_messages_die(

@@ -108,7 +108,7 @@ async def test_messages_that_are_late_come_with_the_reason(
 ) -> None:
     monkeypatch.setattr("delayq.integrations.prometheus._LATE", 0.0001)
     await jobs.offer(1)
-    assert (await samples(metrics))["delayq_queue_late", "jobs", "reliable", "no_workers"] == 1
+    assert (await samples(metrics))["delayq_queue_late", "jobs", "reliable", "no_consumers"] == 1
     await claim_one(jobs)
     assert not [key for key in await samples(metrics) if key[0] == "delayq_queue_late"]
 

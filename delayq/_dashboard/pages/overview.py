@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any
 from delayq._dashboard.board import Page
 from delayq._dashboard.charts import TimeAxis
 from delayq._dashboard.forms import whole_number
-from delayq._dashboard.health import (
-    DEAD,
-    STATES,
-    is_late,
-    late_us,
-    states,
-    undeliverable,
-)
+from delayq._dashboard.health import late_us
 from delayq._dashboard.recent import MINUTES, strip
+from delayq.admin.states import DEAD, STATES, UNATTENDED, is_late, states, undeliverable
 from delayq.stats import COUNTED_STATES
 
 if TYPE_CHECKING:
@@ -27,16 +21,16 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from delayq._dashboard.board import Board
-    from delayq._dashboard.health import State
     from delayq._dashboard.recent import Minutes, Strip
     from delayq._dashboard.sources import AnySource
+    from delayq.admin.states import State
     from delayq.stats import QueueDepth
 
 _PER_PAGE = 100
 # A page looks for the cause at most of this many queues that are late, and of as many that fail.
 _MOST_EXPLAINED = 20
 # The reasons for lateness that are the clearer for when work was last reported.
-_IDLE = ("paused", "no_workers")
+_IDLE = ("paused", "no_consumers")
 _TICK = 15 * 60
 # With more queues than that, only those of the page are counted, so they are sorted by name.
 _MAX_RANKED = 1000
@@ -134,7 +128,25 @@ async def _lines(board: Board, queues: Sequence[Any]) -> list[Line]:
             lines.append(Line(source, None, depth, of_queue))
         else:
             lines.append(Line(source, depth, "", of_queue, minutes))
-    return lines
+    return await _with_consumers(board, lines)
+
+
+async def _with_consumers(board: Board, lines: Sequence[Line]) -> list[Line]:
+    """Return the lines. The first queues without a leased message are late, and not without
+    consumers, if something else than a lack of them keeps their messages back.
+    """
+    idle = [line for line in lines if UNATTENDED in line.states][:_MOST_EXPLAINED]
+    delays = await board.live.delays([line.source for line in idle])
+    delay_of = dict(zip(map(id, idle), delays, strict=True))
+
+    def states_of(line: Line) -> list[State]:
+        delay = delay_of.get(id(line))
+        if delay is None or line.depth is None:
+            return line.states
+        is_failing = line.minutes is not None and line.minutes.is_wave
+        return states(line.depth, line.source.kind, is_failing=is_failing, delay=delay)
+
+    return [replace(line, states=states_of(line)) for line in lines]
 
 
 async def _with_hours(board: Board, lines: Sequence[Line]) -> tuple[list[Line], TimeAxis]:

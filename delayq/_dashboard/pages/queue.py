@@ -10,10 +10,11 @@ from starlette.exceptions import HTTPException
 from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, redirect
-from delayq._dashboard.health import count_in, is_late, late_us, states
+from delayq._dashboard.health import count_in, late_us
 from delayq._dashboard.rendering import link
 from delayq._dashboard.sources import ReliableSource
 from delayq._reliable.stored_messages import PURGEABLE
+from delayq.admin.states import is_late, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.sources import AnySource
     from delayq._durations import DueTime
     from delayq.admin.delayed import PurgeState
+    from delayq.admin.delays import Delay
     from delayq.stats import QueueDepth
 
 
@@ -64,10 +66,13 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
     trail = board.live.trail(source)
     trail.add(depth, late_us(depth, source.kind), soon)
     (minutes,) = await board.live.minutes([source])
-    (cause,) = await board.live.causes([source]) if is_late(states(depth, source.kind)) else ("",)
+    is_failing = minutes is not None and minutes.is_wave
+    delay: Delay | None = None
+    if is_late(states(depth, source.kind)):
+        (delay,) = await board.live.delays([source])
     return {
-        "cause": cause,
-        "is_failing": minutes is not None and minutes.is_wave,
+        "cause": "" if delay is None else delay.cause,
+        "states": states(depth, source.kind, is_failing=is_failing, delay=delay),
         "source": source,
         "depth": depth,
         "trail": trail,

@@ -151,7 +151,7 @@ def test_queues_in_trouble_come_first() -> None:
     heading, _, titles, *rows = drawn(view)
     assert heading == "delayq top    ready 28  delayed 38  leased 4  dead 12  redis://here"
     assert titles.split() == ["state", *(title for title, _ in ORDERS[1:])]
-    assert rows[0].split() == ["see", "doctor", "q-broken", *"-----"]
+    assert rows[0].split() == ["unreadable", "q-broken", *"-----"]
     assert rows[2].split() == ["1", "min", "late", "q-late", "20", "1", "3", "0", "-4.2"]
     # A problem replaces the keys, and the figures stay.
     view = View("", LINES, problem="the server does not answer")
