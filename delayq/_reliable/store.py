@@ -369,8 +369,8 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         in one line and by their ids, in no order; and the cursor of the next ones, ``"0"`` at the
         end.
 
-        Messages that fail or end meanwhile may be missing, and may be returned twice. If there are
-        only some hundreds, all of them may come at once.
+        Messages that fail or end meanwhile may be missing, and any may be returned again by one of
+        the next calls. If there are only some hundreds, all of them may come at once.
 
         Args:
             cursor: ``"0"`` to begin.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayq._background import gather_all
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 BURIED = "buried by an operator"
 """The reason of dead letters that an operator has made, unless another one is given."""
+# A hash that shrinks while it is read repeats a few of the fields that came just before.
+_REMEMBERED = 10_000
 # How many messages a call buries: it takes as long as to redrive one.
 _BURIED = 10
 
@@ -53,7 +56,7 @@ START = ReadPosition(0, "0")
 
 
 class FailedReader:
-    """Reads the failed messages of a queue step by step, in no order.
+    """Reads the failed messages of a queue step by step, in no order, each once.
 
     Messages that fail or end meanwhile may be missing.
 
@@ -63,6 +66,7 @@ class FailedReader:
 
     def __init__(self, stores: Sequence[ReliableStore], position: ReadPosition = START) -> None:
         self._stores = stores
+        self._seen: dict[bytes, None] = {}
         self.position: ReadPosition | None = position if position.partition < len(stores) else None
 
     async def step(self) -> list[FailedMessage]:
@@ -71,12 +75,21 @@ class FailedReader:
             return []
         number = self.position.partition
         cursor, errors = await self._stores[number].failed(self.position.cursor)
+        messages = [
+            FailedMessage(number, id, error)
+            for id, error in errors.items()  # noqa: A001
+            if id not in self._seen
+        ]
         if cursor != "0":
             self.position = ReadPosition(number, cursor)
+            self._seen |= dict.fromkeys(errors)
+            for id in [*islice(self._seen, max(0, len(self._seen) - _REMEMBERED))]:  # noqa: A001
+                del self._seen[id]
         else:
             is_last = number + 1 == len(self._stores)
             self.position = None if is_last else ReadPosition(number + 1, "0")
-        return [FailedMessage(number, *item) for item in errors.items()]
+            self._seen.clear()
+        return messages
 
 
 class RetryCount:

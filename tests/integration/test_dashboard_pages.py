@@ -557,6 +557,26 @@ async def test_a_page_of_causes_names_as_many_messages_as_it_counted(
     assert "of 1" not in shown
 
 
+async def test_failed_messages_are_shown_and_counted_once(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(3)])
+    for message in await jobs.claim(3):
+        await message.nack(600 + message.value, error="LookupError: gone")
+    # As if the server had made the hash smaller after the first step.
+    steps = {"0": ("8", [b"m0", b"m1"]), "8": ("0", [b"m1", b"m2"])}
+
+    async def failed(_: ReliableStore, cursor: str) -> tuple[str, dict[bytes, str]]:
+        following, ids = steps[cursor]
+        return following, dict.fromkeys(ids, "LookupError: gone")
+
+    monkeypatch.setattr(ReliableStore, "failed", failed)
+    shown = await page(reader, RETRIES)
+    assert names(shown) == ["m0", "m1", "m2"]
+    assert "All 3 failed messages are counted." in texts(shown)
+
+
 async def test_an_update_of_causes_reads_no_messages(
     client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
