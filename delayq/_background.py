@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Iterable
 
 R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
 
 _log = logging.getLogger("delayq")
 
@@ -69,3 +71,18 @@ async def gather_all(calls: Iterable[Awaitable[R]]) -> list[R]:
         if isinstance(outcome, BaseException):
             raise outcome
     return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+@overload
+async def gather_mixed(first: Awaitable[R], second: Awaitable[S], /) -> tuple[R, S]: ...
+
+
+@overload
+async def gather_mixed(
+    first: Awaitable[R], second: Awaitable[S], third: Awaitable[T], /
+) -> tuple[R, S, T]: ...
+
+
+async def gather_mixed(*calls: Awaitable[Any]) -> tuple[Any, ...]:
+    """Wait for calls with different results, as :func:`gather_all` does."""
+    return tuple(await gather_all(calls))

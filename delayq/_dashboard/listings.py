@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from delayq._background import gather_all
+from delayq._background import gather_all, gather_mixed
 from delayq._dashboard.health import count_in, edges
 from delayq._dashboard.rows import (
     Listing,
@@ -326,7 +325,7 @@ class ReliableListings(ReliableInspector):
         rows: list[Row] = []
         for store, batch in self._by_partition(refs):
             ids = [ref.id for ref in batch]
-            messages, expiries, windows = await asyncio.gather(
+            messages, expiries, windows = await gather_mixed(
                 store.get_many(ids), store.expiries(ids), id_windows(store, ids)
             )
             for ref, message, expires_us, taken_until_us in zip(

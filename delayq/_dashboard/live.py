@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
+from delayq._background import gather_all
 from delayq._dashboard.health import SECOND
 from delayq._dashboard.queues import Cached
 from delayq._dashboard.recent import MINUTES, Minutes
@@ -131,7 +132,7 @@ class Answers(Generic[S, T]):
             async with turn:
                 return await cached.sparingly(age)
 
-        results = await asyncio.gather(*map(answer, answers))
+        results = await gather_all(map(answer, answers))
         took = time.monotonic() - started
         for cached in answers:
             if cached.answered_at >= started:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from delayq._background import gather_all
 from delayq._dashboard.sources import DelayedSource, ReliableSource
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
@@ -141,7 +142,7 @@ class Queues:
     async def _count(self, queues: PartitionCounts) -> PartitionCounts:
         server = self._session().server
         calls = (count_partitions(server, *queue, number) for queue, number in queues.items())
-        return dict(zip(queues, await asyncio.gather(*calls), strict=True))
+        return dict(zip(queues, await gather_all(calls), strict=True))
 
 
 def _parse(names: Iterable[str]) -> list[tuple[QueueKind, str]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from delayq._background import gather_mixed
 from delayq._durations import datetime_at, when_due
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import any_id_of, payload_of
@@ -82,7 +82,7 @@ class DelayedInspector:
 
         ``quarantined`` is None if the user may not look.
         """
-        depth, quarantined, now_us = await asyncio.gather(
+        depth, quarantined, now_us = await gather_mixed(
             self.store.depth(), self._count_quarantined(), self._now_us()
         )
         return depth.of_queue(now_us, quarantined)

@@ -28,7 +28,8 @@ from delayq import (
 )
 from delayq._dashboard.listings import AT_A_TIME
 from delayq._dashboard.pages import PAGES
-from delayq._dashboard.sources import DelayedSource
+from delayq._dashboard.rows import MessageRef
+from delayq._dashboard.sources import DelayedSource, ReliableSource
 from delayq._dashboard.undo import Undo, Undone, Undos
 from delayq._redis.client import RedisClient
 from delayq._redisson.keys import DelayedKeys
@@ -940,6 +941,31 @@ def failing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, at: int) -> 
         return reply
 
     monkeypatch.setattr(where, name, call)
+
+
+async def test_an_error_ends_no_reading_half_way(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = asyncio.Event()
+
+    async def slow(*_: Any) -> list[None]:
+        await may_end.wait()
+        return [None]
+
+    async def refused(*_: Any) -> list[None]:
+        raise OutcomeUnknown("the reply was lost")
+
+    monkeypatch.setattr(ReliableStore, "get_many", slow)
+    monkeypatch.setattr(ReliableStore, "expiries", refused)
+    source = ReliableSource(client.session, "jobs")
+    reading = asyncio.ensure_future(source.find_live([MessageRef(b"m0")]))
+    # What went on would read what the next action changes.
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not reading.done()
+    may_end.set()
+    with pytest.raises(OutcomeUnknown):
+        await reading
 
 
 @pytest.mark.parametrize(

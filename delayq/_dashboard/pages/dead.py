@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +11,7 @@ from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 
+from delayq._background import gather_mixed
 from delayq._dashboard.board import Action, Note, Page, is_live
 from delayq._dashboard.causes import GROUPINGS, causes_page, check_grouping
 from delayq._dashboard.forms import UNITS, button_link, farthest, offset_of, whole_number
@@ -43,7 +43,7 @@ async def load_letters(board: Board, request: Request) -> Mapping[str, Any]:
     offset = offset_of(request, source)
     # Those that die from now on are not among those that the visitor acts on.
     now = await board.now()
-    depth, listing = await asyncio.gather(source.depth(), source.page("dead", offset, PER_PAGE))
+    depth, listing = await gather_mixed(source.depth(), source.page("dead", offset, PER_PAGE))
     return {
         "source": source,
         "depth": depth,
@@ -218,7 +218,7 @@ def _causes(
 
 async def load_matching(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
-    depth, now = await asyncio.gather(source.depth(), board.now())
+    depth, now = await gather_mixed(source.depth(), board.now())
     conditions = _Filter.of(request.query_params, now)
     offset = whole_number(request.query_params.get("offset"))
     values: dict[str, Any] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from delayq._background import gather_mixed
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import redirect
 from delayq._dashboard.rendering import link
@@ -38,7 +38,7 @@ async def _values(
 ) -> dict[str, Any]:
     """Return the facts of one group if it is named, or else of a page of groups."""
     wrong: dict[str, str] = {}
-    settings, now = await asyncio.gather(source.settings(), board.now())
+    settings, now = await gather_mixed(source.settings(), board.now())
     group: Group | None = None
     groups: list[Group] = []
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from delayq._background import gather_mixed
 from delayq._dashboard.board import Page
 from delayq._dashboard.charts import TimeAxis
 from delayq._dashboard.forms import whole_number
@@ -117,7 +117,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 async def _lines(board: Board, queues: Sequence[Any]) -> list[Line]:
     sources = [board.queues.of(*queue) for queue in queues]
-    depths, last_minutes = await asyncio.gather(
+    depths, last_minutes = await gather_mixed(
         board.live.depths(sources), board.live.minutes(sources)
     )
     lines = []
@@ -171,7 +171,7 @@ async def _explained(board: Board, lines: Sequence[Line]) -> list[Line]:
     late = late[:_MOST_EXPLAINED]
     failing = [line for line in lines if line.minutes is not None and line.minutes.is_wave]
     failing = failing[:_MOST_EXPLAINED]
-    delays, errors = await asyncio.gather(
+    delays, errors = await gather_mixed(
         board.live.delays([line.source for line in late]),
         board.live.errors([line.source for line in failing]),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from starlette.exceptions import HTTPException
 
+from delayq._background import gather_mixed
 from delayq._dashboard import changes
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, redirect
@@ -56,7 +56,7 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
     if state not in source.states and not (state == "handled" and source.kind == "reliable"):
         raise HTTPException(404, "Unknown message state.")
     now = await board.now()
-    depth, (soon, *bars), listing = await asyncio.gather(
+    depth, (soon, *bars), listing = await gather_mixed(
         source.depth(), source.histogram(now), source.page(state, offset, PER_PAGE)
     )
     count = count_in(depth, state) if state in source.states else 0

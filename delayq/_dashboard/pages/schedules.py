@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from delayq._background import gather_mixed
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import whole_number
 from delayq._dashboard.sources import ReliableSource
@@ -30,7 +30,7 @@ _SIZE = 2000
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
     offset = whole_number(request.query_params.get("offset"))
-    schedules, now = await asyncio.gather(source.schedules(), board.now())
+    schedules, now = await gather_mixed(source.schedules(), board.now())
     return {
         "source": source,
         "rows": schedules[offset : offset + _PER_PAGE],

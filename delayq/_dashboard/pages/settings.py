@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from delayq._background import gather_mixed
 from delayq._dashboard.board import Action, Note, Page
 from delayq._dashboard.forms import redirect
 from delayq._dashboard.health import SECOND
@@ -32,7 +32,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 
 async def _values(source: ReliableSource) -> dict[str, Any]:
-    settings, differences = await asyncio.gather(source.settings(), source.differences())
+    settings, differences = await gather_mixed(source.settings(), source.differences())
     values = {name: getattr(settings, name) for name in FIELDS}
     texts = {name: write_setting(name, value) for name, value in values.items()}
     return {
