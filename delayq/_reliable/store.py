@@ -291,6 +291,13 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         score = await self.client.command("ZSCORE", self.keys.named("group_turns"), "")
         return None if score is None else parse_us(score)
 
+    async def has_new_limits(self) -> bool:
+        """Return whether limits have changed, and no claim has given all groups, and the queue
+        itself, their turns by them since.
+        """
+        reply = await self.client.command("HMGET", self.keys.settings, "turns_updated_to")
+        return reply[0] is not None
+
     async def missing_keys(self) -> str:
         """Return what seems to be missing of the queue's keys; empty if nothing is.
 

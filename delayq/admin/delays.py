@@ -77,9 +77,10 @@ async def explain_delay(
     now = datetime.now(UTC)
     try:
         now = await inspector.now()
-        held_back = await _limit_of_queue(inspector, depth, now, span) or await _limits_of_groups(
-            inspector, depth, now, span
-        )
+        held_back = await _limit_of_queue(inspector, depth, now, span)
+        # The turns of groups are those of the former limits until a claim follows the change.
+        if held_back is None and not await _has_new_limits(inspector):
+            held_back = await _limits_of_groups(inspector, depth, now, span)
     except ServerRefused:
         # The user may not know.
         held_back = None
@@ -105,7 +106,13 @@ async def _limit_of_queue(
 async def _awaits_rate(inspector: ReliableInspector, now: datetime) -> bool:
     """Return whether the limit of the queue lets nothing run in one of its partitions."""
     moments = await inspector.call_each(ReliableStore.slot_free_us)
-    return any(moment is not None and datetime_at(moment) > now for moment in moments)
+    if not any(moment is not None and datetime_at(moment) > now for moment in moments):
+        return False
+    return not await _has_new_limits(inspector)
+
+
+async def _has_new_limits(inspector: ReliableInspector) -> bool:
+    return any(await inspector.call_each(ReliableStore.has_new_limits))
 
 
 async def _limits_of_groups(

@@ -52,6 +52,7 @@ async def delay_of(client: Client, age: float = 1) -> Delay:
     ("limit", "words", "raised"),
     [
         (Limit(concurrency=2), "2 at a time", Limit(concurrency=3)),
+        (Limit(rate=2, per=60), "2 in 60 s", Limit(rate=9, per=60)),
         (Limit(rate=2, per=60), "2 in 60 s", None),
     ],
 )
@@ -69,6 +70,16 @@ async def test_a_queue_may_be_at_its_limit_until_that_is_raised_or_lifted(
     assert "delayq configure QUEUE --limit" in delay.advice
     await jobs.configure(limit=raised)
     assert "limit" not in (await delay_of(client)).cause
+
+
+async def test_a_rate_that_was_raised_holds_no_group_back(client: Client, jobs: Jobs) -> None:
+    await jobs.configure(group_limit=Limit(rate=2, per=60))
+    await jobs.offer_many([Offer(n, group="acme") for n in range(5)])
+    for message in await jobs.claim(5):
+        await message.ack()
+    assert "group 'acme'" in (await delay_of(client)).cause
+    await jobs.configure(group_limit=Limit(rate=9, per=60))
+    assert (await delay_of(client)).cause == "no consumers"
 
 
 async def test_groups_may_be_at_their_limits_held_up_or_paused(client: Client, jobs: Jobs) -> None:
