@@ -60,6 +60,9 @@ async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
         await ops.offer_many([Offer(i) for i in range(3)])
         for error in ("TimeoutError: slow", "LookupError: gone", "KeyError: dropped"):
             await bury(ops, 1, error)
+        await ops.offer_many([Offer(i, id=f"fails-{i}") for i in range(3)])
+        for message in await ops.claim(3):
+            await message.nack(3000, error="KeyError: 'to'")
         await ops.offer("running", id="running")
         await ops.claim()
         await ops.offer({"n": 1}, delay=3000, id="waits", group="tenant")
@@ -119,9 +122,10 @@ def _click_through(address: str, browser: Seen) -> None:
         *(("summary", None), ("Drop", "1 dead letter dropped.")),
     )
     browser.follow(
-        *(("/all-retries", "TimeoutError"), ("Retry now", "5 messages rescheduled."), ("Undo", "")),
+        *(("/all-retries", "TimeoutError"), ("Retry now", "5 messages rescheduled.")),
         *(
-            ("summary", None),
+            ("Undo", "5 messages are as before."),
+            ("details + details summary", None),
             ("Cancel them", "messages cancelled."),
             ("mails", "retry-3"),
             ("retry-3", "Attempts 1"),
@@ -166,6 +170,7 @@ _SELECT = ('[aria-label="Select waits"]', None)
 _UNDO = ("Undo", "1 message is as before.")
 _RESTORE = ("Undo", "1 message is restored, with all attempts.")
 _RESCHEDULED = "1 message rescheduled."
+_BURIED = "1 message is a dead letter now."
 # What an operator does on each page.
 _OPERATE: Any = (
     ("queue", ("#q", "RUN"), ("Find messages", "1 found."), ("running", "Attempt 1 is running")),
@@ -206,6 +211,9 @@ _OPERATE: Any = (
         *(("#payload", '{"n": 9}'), ("#delay", "500"), ("#id", "mine")),
         *(("Add the message", "Message added."), ("New message", "Headers, one")),
     ),
+    ("retries", ("fails-0", "Attempts 1"), ("Bury message", _BURIED), _RESTORE),
+    ("retries", ('[aria-label="Select fails-1"]', None), ("Bury selected", _BURIED), _RESTORE),
+    ("retries", ("summary", None), ("Bury them", _BURIED), _RESTORE),
     (
         *("purge", ("#state", "All"), ("#typed", "oops")),
         *(("Drop the messages", "This is not the name of the queue."), ("#typed", "ops")),

@@ -180,7 +180,11 @@ async def _explained(board: Board, lines: Sequence[Line]) -> list[Line]:
 
     def causes(line: Line) -> Iterator[str]:
         if (delay := delay_of.get(id(line))) is not None:
-            yield delay.cause + (_idle_for(line) if delay.reason in _IDLE else "")
+            # The state beside it may say the same.
+            cause = "" if delay.cause in _labels(line) else delay.cause
+            idle = _idle_for(line) if delay.reason in _IDLE else ""
+            if parts := [part for part in (cause, idle) if part]:
+                yield "; ".join(parts)
         if line.minutes is not None and id(line) in errors_of:
             errors = errors_of[id(line)] or ()
             yield line.minutes.describe_failures(time.time(), errors)
@@ -196,8 +200,8 @@ def _idle_for(line: Line) -> str:
         return ""
     minutes = line.hour.since_work()
     if minutes is None:
-        return "; no work was reported in the last hour"
-    return f"; no work was reported for {minutes} min" if minutes > 1 else ""
+        return "no work was reported in the last hour"
+    return f"no work was reported for {minutes} min" if minutes > 1 else ""
 
 
 def _labels(line: Line) -> list[str]:
