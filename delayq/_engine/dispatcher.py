@@ -75,7 +75,7 @@ class ClaimSource(Source, Generic[Item]):
         request_probe: Requests a probe.
         return_queue: The items that go back to the source.
         has_more: Whether the last claim left items.
-        is_limited: Whether limits keep items back that are due, as far as is known.
+        is_limited: Whether limits keep back items that are due, as far as is known.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ClaimSource(Source, Generic[Item]):
         self.distribute(self._callers.end_claim(self, items, has_more=has_more), has_more=has_more)
 
     def note_limits(self, *, is_limited: bool, are_others: bool) -> None:
-        """Note whether limits keep items of this source back, and whether there are other clients
+        """Note whether limits keep back items of this source, and whether there are other clients
         that would handle what is fetched ahead here.
         """
         self.is_limited = is_limited
@@ -246,7 +246,7 @@ class Dispatcher(Generic[Item]):
 
     @property
     def is_limited(self) -> bool:
-        """Whether limits keep items back that are due, as far as is known."""
+        """Whether limits keep back items that are due, as far as is known."""
         return any(source.is_limited for source in self._sources)
 
     @property
@@ -313,11 +313,11 @@ class Dispatcher(Generic[Item]):
             self._on_last_left()
 
     def add_holder(self, holder: Holder[Item]) -> None:
-        """Return what a holder has when the queue closes, until :meth:`remove_holder`."""
+        """Give back what a holder has if the queue closes before :meth:`remove_holder`."""
         self._holders[holder] = None
 
     def remove_holder(self, holder: Holder[Item]) -> None:
-        """Return what a holder has to the server, all at once, so that it goes back in order."""
+        """Give back what a holder has, all at once, so that it goes back in order."""
         del self._holders[holder]
         self.give_back(holder.take_all())
 

@@ -148,7 +148,7 @@ class ClaimReply(NamedTuple):
             one in this client for a whole lease; 0 if none is a suspect.
         more_suspects: 1 if suspects wait that were not handed out, or else 0.
         dropped: The ids of occurrences of recurring messages that were dropped or died.
-        is_limited: 1 if limits keep messages back that are due, or else 0.
+        is_limited: 1 if limits keep back messages that are due, or else 0.
         period_us: The longest period of the rates that have counted the starts of those that were
             handed out, in microseconds; 0 if none has.
     """

@@ -50,7 +50,7 @@
 --                  stay the only one for a whole lease; or else 0
 --   more_suspects  1 if suspects wait that were not handed out
 --   dropped        ids of recurring messages that were dropped or died
---   is_limited     1 if limits keep messages back that are due, as far as the first groups tell.
+--   is_limited     1 if limits keep back messages that are due, as far as the first groups tell.
 --                  Then a free slot is announced, but only if some claim since the last
 --                  announcement has got fewer messages than it asked for
 --   period_us      the longest period of the rates that have counted what was handed out; 0 if none

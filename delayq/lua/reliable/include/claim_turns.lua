@@ -426,7 +426,7 @@
     return wait, has_suspects
   end
 
-  -- Return whether the limit of one of these groups keeps a message back that is due. An ordered
+  -- Return whether the limit of one of these groups keeps back a message that is due. An ordered
   -- group has no turn while one of its messages runs.
   local function is_one_limited(groups)
     local first_due = rare_work().first_due
@@ -442,7 +442,7 @@
     return false
   end
 
-  -- Return whether the limits of groups keep messages back that are due, as far as the groups of the
+  -- Return whether the limits of groups keep back messages that are due, as far as the groups of the
   -- first ones tell. Paused groups may have many: then those tell that come due last, and those
   -- that have a turn soonest, which are not paused.
   local function are_groups_limited()

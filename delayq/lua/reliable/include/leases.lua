@@ -108,7 +108,7 @@ local function save_tries(id, tries)
   redis.call('HSET', attempts, id, tries.used .. '-' .. tries.uncounted .. ':' .. due .. lost)
 end
 
--- Return whether a message that was tried like this may only be handed out alone.
+-- Return whether a message with these tries may only be handed out alone.
 local function is_suspect(tries) return tries.lost >= 2 end
 
 -- Return the score of a suspect that waits, since a moment: below those of all leases.
@@ -125,8 +125,8 @@ local function lose(tries, ends)
   end
 end
 
--- Return when a message that was retried or rescheduled, or never, was due; and the
--- moment for which it was offered, if that is another: of several messages for one moment, each is
+-- Return when a message is due: as its tries say if it was retried or rescheduled, or else its body.
+-- And the moment that was asked for, if that is another: of several messages for one moment, each is
 -- due a little later than the one before.
 local function due_of(tries, body)
   if tries.due then return tries.due, tries.due end

@@ -84,8 +84,8 @@ end
 -- Count the messages that have expired and are not leased. All of them are due: see `return_message`.
 local function count_expired(now) return redis.call('ZCOUNT', expiry_index, '-inf', '(' .. format_score(now)) end
 
--- Return a message's attempts and those that do not count, with the one of a lost lease.
-local function find_record(id, message)
+-- Return the tries of a message, with the attempt of a lost lease.
+local function find_tries(id, message)
   local tries = parse_tries(redis.call('HGET', attempts, id))
   if message.lost then lose(tries, message.score) end
   return tries
@@ -104,8 +104,8 @@ local function delete_message(id, where)
   if waits_for_slot then free_slot(now) end
 end
 
--- Make a message wait, whether it had a lease or waited before, with these tries. `group` is that of a
--- message that has no position yet.
+-- Make a message wait, with these tries, whether it had a lease or waited before. `group` is that of
+-- a message that has no position yet.
 local function return_message(id, tries, due, now, group)
   local priority, position, expiry = priority_of(id), redis.call('HGET', positions, id), redis.call('HGET', expiries, id)
   -- A claim drops it as soon as it has expired: until it was due, it would hold its group up.
