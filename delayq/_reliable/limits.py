@@ -104,6 +104,11 @@ def parse_limit(text: str | None) -> Limit | None:
         return None
 
 
+def decimal(amount: float) -> str:
+    """Return an amount with up to six decimals, as whole microseconds have, and no exponent."""
+    return f"{amount:.6f}".rstrip("0").rstrip(".")
+
+
 def write_limit(limit: Limit | None) -> str:
     """Return a limit as users of the command line write it: ``5``, ``100/60s`` or ``none``."""
     if limit is None:
@@ -111,7 +116,7 @@ def write_limit(limit: Limit | None) -> str:
     assert isinstance(limit.per, float)
     parts = [
         "" if limit.concurrency is None or limit.ordered else str(limit.concurrency),
-        "" if limit.rate is None else f"{limit.rate}/{limit.per:.15g}s",
+        "" if limit.rate is None else f"{limit.rate}/{decimal(limit.per)}s",
         "ordered" if limit.ordered else "",
     ]
     return ",".join(filter(None, parts)) or "none"

@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from delayq._reliable.limits import Limit, write_limit
+from delayq._reliable.limits import Limit, decimal, write_limit
 from delayq._reliable.settings import FORMATS
 from delayq.errors import BadInput
 
@@ -118,7 +118,7 @@ def write_setting(name: str, value: Any) -> str:
     if kind != "duration" or not value:
         return str(value or "none")
     unit = next((unit for unit in ("d", "h", "m") if value % _UNITS[unit] == 0), "s")
-    return f"{value / _UNITS[unit]:.15g}{unit}"
+    return f"{decimal(value / _UNITS[unit])}{unit}"
 
 
 def describe_setting(name: str, value: Any, span: Callable[[float], str]) -> str:

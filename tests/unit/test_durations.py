@@ -14,7 +14,7 @@ import delayq
 from delayq import Backoff, Limit
 from delayq._durations import MAX_MS, datetime_at, estimated_delay, microseconds, seconds, when_due
 from delayq._reliable.limits import write_limit
-from delayq.admin.wording import read_duration, read_limit
+from delayq.admin.wording import read_duration, read_limit, read_setting, write_setting
 from delayq.errors import BadDelay, BadInput
 from tests.support.cases import naming
 
@@ -81,7 +81,7 @@ def test_durations_have_units() -> None:
 
 def test_a_limit_is_written_as_it_is_read() -> None:
     limits = (Limit(5, 100, 600), Limit(rate=3, per=0.25, ordered=True), Limit(rate=10**9, per=2.5))
-    for limit in (None, Limit(5), Limit(rate=100), Limit(ordered=True), *limits):
+    for limit in (None, Limit(5), Limit(rate=100, per=1e-6), Limit(ordered=True), *limits):
         assert read_limit(write_limit(limit), "limit") == limit
     assert write_limit(Limit()) == "none"
     assert read_limit("5, 1000/h", "limit") == Limit(5, 1000, 3600)
@@ -90,6 +90,11 @@ def test_a_limit_is_written_as_it_is_read() -> None:
             read_limit(text, "limit")
     with pytest.raises(BadInput, match="limit is too large: it has a number of 5,000 digits"):
         read_limit(f"5,{'9' * 5000}/s", "limit")
+
+
+def test_the_duration_of_a_setting_is_written_as_it_is_read() -> None:
+    for keep in (0.0, 1e-6, 0.5, 90.0, 5400.0, 1e9):
+        assert read_setting("keep", write_setting("keep", keep), "keep") == keep
 
 
 CENTURY = 100 * 365.25 * 86_400
