@@ -31,8 +31,9 @@ This page is made from these contracts and the docstrings of the modules, by
 
 def layers() -> list[str]:
     """Return the packages and the modules beside them, from the top of the layers down."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
-    layered = next(found for found in contracts["contracts"] if found["type"] == "layers")
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = configuration["tool"]["importlinter"]["contracts"]
+    layered = next(contract for contract in contracts if contract["type"] == "layers")
     return [name for layer in layered["layers"] for name in layer.split(" | ")]
 
 

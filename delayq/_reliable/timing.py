@@ -1,6 +1,7 @@
 """Computes when a recurring message is due: a period, or a cron expression in a time zone.
+Pure.
 
-Also parses stored schedules. Pure.
+Also parses stored schedules.
 
 **Daylight saving.** An expression whose minute and hour are both fixed means a time of day, and
 runs once on each day that it names: if the clock skips that time, it runs at the first moment after

@@ -1,5 +1,5 @@
 """Decides which message is handled when: the slots of a worker, and the messages that each listener
-has claimed for them. Pure: whether others wait for slots of a limit, it asks the feed's port.
+has claimed for them. Pure: it only asks a feed's port whether others wait for slots of a limit.
 
 A *feed* is a listener at work. A fixed number of *slots*, one for each handler that may run, take
 from the feeds in turn, so a flood in one holds up another by one message at most. Each feed claims
@@ -14,7 +14,7 @@ its messages back has the next free slot, or it might never get one: while it as
 them again, the slot is reserved for it.
 
 Messages that run under a limit on concurrency take up its slots while they wait here. So as long as
-the limit keeps messages back that other clients would handle, none are claimed ahead.
+the limit keeps back messages that other clients would handle, none are claimed ahead.
 """
 
 from __future__ import annotations
