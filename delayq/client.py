@@ -361,9 +361,9 @@ class Client:
 
         It needs no declaration on the server, and is closed with the client or on its own.
 
-        Every setting may be left out. The :class:`~delayq.QueueSettings` belong to the queue: the
-        first handle that has one stores it on the server, a handle that leaves it out uses what is
-        stored, and so does one that has another value, with a warning in the log; only another
+        Every setting may be left out. Those in :class:`~delayq.QueueSettings` belong to the queue:
+        the first handle that has one stores it on the server, a handle that leaves it out uses what
+        is stored, and so does one that has another value, with a warning in the log; only another
         number of ``partitions`` is a :class:`~delayq.ConfigurationError`.
         :meth:`ReliableQueue.configure <delayq.ReliableQueue.configure>` and ``delayq configure``
         change them. All other settings belong to the handle; those that it leaves out are taken

@@ -215,5 +215,5 @@ def farthest(source: AnySource) -> int:
 
 
 def whole_number(text: str | None, maximum: int = _FARTHEST * 1000) -> int:
-    """Return a whole number, ``most`` at most; 0 if it is none."""
+    """Return a whole number, ``maximum`` at most; 0 if it is none."""
     return min(int(text), maximum) if text and re.fullmatch("[0-9]{1,15}", text) else 0

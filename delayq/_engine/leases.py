@@ -210,7 +210,7 @@ async def settle_quietly(call: Awaitable[object], queue: str, message: str | Non
     """
     name = "a message" if message is None else f"message {message!r}"
     try:
-        # Shielded: a handler that is cancelled still hands its message back.
+        # Shielded: a handler that is cancelled still gives its message back.
         with anyio.CancelScope(shield=True):
             await call
     except Exception as error:  # noqa: BLE001 - the block has an error of its own

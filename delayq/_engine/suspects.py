@@ -60,9 +60,10 @@ class Suspects(Generic[T]):
         self._claims = 0
         # Tells the server that the message that is alone is not any more.
         self._tell: Callable[[], Awaitable[None]] | None = None
-        self._cleared: Timeout | None = None
+        # Runs until the suspect counts as cleared.
+        self._clearance: Timeout | None = None
         # Runs while the suspect is the only message that the client takes.
-        self._others_wait: Timeout | None = None
+        self._exclusion: Timeout | None = None
         # Ordered, so that queues take turns.
         self._waiting: dict[Callable[[], None], None] = {}
 
@@ -74,7 +75,7 @@ class Suspects(Generic[T]):
     @property
     def keeps_others_out(self) -> bool:
         """Whether the client takes no messages now, because of the suspect that it has at work."""
-        return self._others_wait is not None
+        return self._exclusion is not None
 
     def begin_claim(self, is_over: Callable[[T], bool], own_suspect: T | None) -> ClaimTerms:
         """Begin a claim from a queue, whose last suspect was ``own_suspect``.
@@ -137,17 +138,17 @@ class Suspects(Generic[T]):
             if self._waiting and self.suspect is None:
                 self._wake()
             return
-        if self._cleared is not None:
+        if self._clearance is not None:
             # The previous suspect has lost its lease.
-            self._cleared.cancel()
-        if self._others_wait is not None:
-            self._others_wait.cancel()
-            self._others_wait = None
+            self._clearance.cancel()
+        if self._exclusion is not None:
+            self._exclusion.cancel()
+            self._exclusion = None
         self.suspect = suspect
         if self.others_wait_for:
             wait = cleared_in if keeps_others_out else min(self.others_wait_for, cleared_in)
-            self._others_wait = timer.new_timeout(lambda _: self._let_others_in(), wait)
-        self._cleared = timer.new_timeout(lambda _: self.remove((suspect,)), cleared_in)
+            self._exclusion = timer.new_timeout(lambda _: self._let_others_in(), wait)
+        self._clearance = timer.new_timeout(lambda _: self.remove((suspect,)), cleared_in)
 
     def remove(self, items: Sequence[T]) -> None:
         """Note that messages are not at work any more. If the suspect is among them, let the next
@@ -158,9 +159,9 @@ class Suspects(Generic[T]):
         if self.suspect is None or self.suspect not in items:
             return
         self.suspect = None
-        if self._cleared is not None:
-            self._cleared.cancel()
-            self._cleared = None
+        if self._clearance is not None:
+            self._clearance.cancel()
+            self._clearance = None
         self._let_others_in()
 
     def when_others_may_come(self, push: Callable[[], None]) -> None:
@@ -179,9 +180,9 @@ class Suspects(Generic[T]):
         self._waiting.pop(push, None)
 
     def _let_others_in(self) -> None:
-        if self._others_wait is not None:
-            self._others_wait.cancel()
-            self._others_wait = None
+        if self._exclusion is not None:
+            self._exclusion.cancel()
+            self._exclusion = None
         self._wake()
 
     def _wake(self) -> None:

@@ -53,7 +53,8 @@ _FACTS = ("tokens", "attempts", "expiries", "errors", "priorities")
 
 # How many entries a call reads, stores or drops; and of those that may be large.
 _PAGE, _LARGE_PAGE = 400, 50
-# How many partitions are moved side by side, so that a process does not get too many messages.
+# How many partitions are moved side by side, so that a process does not have too many messages
+# in memory.
 _SOURCES = 8
 # Seconds between two looks at the messages that workers still have.
 _PAUSE = 0.2

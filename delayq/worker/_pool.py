@@ -33,7 +33,7 @@ _LIMITED_CLAIM_WAIT = 1.0
 _REFUSED_FOR_GOOD = 5
 # How long a task handles messages without waiting before it lets others run, in seconds.
 _YIELD_AFTER = 0.001
-# How long a cancelled handler has to hand its message back, in seconds.
+# How long a cancelled handler has to give its message back, in seconds.
 _GIVE_BACK_WITHIN = 1.0
 # In a burst, how often an empty feed asks again while others are at work, in seconds.
 _EMPTY_FEED_INTERVAL = 0.05

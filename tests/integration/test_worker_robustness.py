@@ -148,7 +148,7 @@ async def test_a_stop_is_uncounted_with_a_swallowing_dependency(client: Client, 
     assert (message.state, message.attempt) == ("ready", 0)
 
 
-async def test_a_run_cancelled_repeatedly_hands_all_back(
+async def test_a_run_cancelled_repeatedly_gives_all_back(
     client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq.worker._pool._GIVE_BACK_WITHIN", 30)
