@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# How long a return may hold up the next transfer, which would otherwise overtake it, in seconds.
+# How long giving back may hold up the next transfer, which would otherwise overtake it, in seconds.
 RETURN_WITHIN = 1.0
 
 

@@ -192,7 +192,7 @@ class StoredMessages(Generic[T]):
         if progress is not None:
             depth = await self.depth()
             states = LIVE_STATES if state == "all" else (state,)
-            total = sum(getattr(depth, each) for each in states)
+            total = sum(getattr(depth, name) for name in states)
 
         async def purge(partition: Partition) -> None:
             nonlocal dropped
