@@ -51,7 +51,7 @@ class Source:
     joined before its question.
 
     Attributes:
-        claim: The number of the claim in progress; 0 if there is none.
+        claim_number: The number of the claim in progress; 0 if there is none.
         reservation: The items that this claim takes.
         is_requested: Whether a claim was requested that has not begun yet.
         probe: The number of the last probe, until its reply has come; 0 if there is none.
@@ -61,7 +61,7 @@ class Source:
     """
 
     def __init__(self) -> None:
-        self.claim: int = 0
+        self.claim_number: int = 0
         self.reservation: Reservation = _NO_ITEMS
         self.is_requested: bool = False
         self.probe: int = 0
@@ -71,7 +71,7 @@ class Source:
     @property
     def is_pending(self) -> bool:
         """Whether its server is being asked."""
-        return self.is_requested or self.claim > 0 or self.probe > 0
+        return self.is_requested or self.claim_number > 0 or self.probe > 0
 
     def is_slow(self, now: float) -> bool:
         """Return whether its server is taking so long to answer that nothing waits for it."""
@@ -156,7 +156,7 @@ class CallerQueue(Generic[Item]):
     @property
     def is_idle(self) -> bool:
         """Whether no caller is in the queue and no claim is in progress."""
-        return not self._callers and not any(source.claim for source in self._sources)
+        return not self._callers and not any(source.claim_number for source in self._sources)
 
     @property
     def has_patient_callers(self) -> bool:
@@ -231,7 +231,7 @@ class CallerQueue(Generic[Item]):
     def begin_claim(self, source: Source, now: float, max_items: int) -> Reservation:
         """Begin to claim up to ``max_items``, or nothing if everything is reserved."""
         self._last_question += 1
-        source.claim = self._last_question
+        source.claim_number = self._last_question
         source.is_requested, source.asked_at = False, now
         if len(self._sources) == 1 and not self._has_policies:
             count, policy = self.capacity, self._policy
@@ -249,16 +249,17 @@ class CallerQueue(Generic[Item]):
         source.reservation = Reservation(min(count, max_items), policy)
         return source.reservation
 
-    def end_claim(
+    def record_claimed(
         self, source: Source, items: Collection[Item], *, has_more: bool
     ) -> list[Numbered[Item]]:
-        """End a claim, and return the items that it brought with their numbers. Hand them out next.
+        """End a claim that was carried out, and return its items with their numbers. Hand them out
+        next.
 
         If it ``has_more``, the source has more due items, and a caller that does not wait stays for
         the next claim. Otherwise the source is empty, for callers of all policies, and even if the
         claim asked for few.
         """
-        number, source.claim, source.reservation = source.claim, 0, _NO_ITEMS
+        number, source.claim_number, source.reservation = source.claim_number, 0, _NO_ITEMS
         source.expected = 1
         if not has_more:
             if number:
@@ -272,7 +273,7 @@ class CallerQueue(Generic[Item]):
 
     def abort_claim(self, source: Source) -> None:
         """End a claim that brought nothing, and tells nothing of the source."""
-        source.claim, source.reservation = 0, _NO_ITEMS
+        source.claim_number, source.reservation = 0, _NO_ITEMS
 
     def fail(self, source: Source, error: Exception) -> None:
         """Record that a probe has failed, or a claim, which was aborted."""
@@ -399,7 +400,7 @@ class CallerQueue(Generic[Item]):
         if room <= 0:
             return to_request, []
         for source in self._candidates:
-            if not (source.claim or source.is_requested):
+            if not (source.claim_number or source.is_requested):
                 to_request.append(source)
                 room -= source.expected
                 if room <= 0:

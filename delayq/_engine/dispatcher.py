@@ -110,7 +110,9 @@ class ClaimSource(Source, Generic[Item]):
         has left some, and another one has to follow at once while callers have room.
         """
         self.has_more = has_more
-        self.distribute(self._callers.end_claim(self, items, has_more=has_more), has_more=has_more)
+        self.distribute(
+            self._callers.record_claimed(self, items, has_more=has_more), has_more=has_more
+        )
 
     def note_limits(self, *, is_limited: bool, are_others: bool) -> None:
         """Note whether limits keep back items of this source, and whether there are other clients
@@ -128,7 +130,7 @@ class ClaimSource(Source, Generic[Item]):
     def end_claim(self) -> None:
         """End the claim, whatever its outcome."""
         self.return_queue.resume()
-        if self.claim:
+        if self.claim_number:
             self._callers.abort_claim(self)
             self.dispatcher.serve()
 

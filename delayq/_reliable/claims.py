@@ -46,7 +46,7 @@ _RETURN_WITHIN = 0.1
 
 
 @dataclass(slots=True)
-class _Calls:
+class _ClaimCalls:
     """The calls that claim, by which the server finds what the last one has handed out, to give it
     back if its reply is lost.
 
@@ -114,7 +114,7 @@ class Claims:
             on_returned=services.suspects.remove,
             services=services,
         )
-        self._calls = _Calls(store.keys.call(f"{secrets.token_hex(6)}-c"))
+        self._calls = _ClaimCalls(store.keys.call(f"{secrets.token_hex(6)}-c"))
         self._suspect: Claim | None = None
         self.expired: int = 0
         self.died: int = 0
@@ -159,8 +159,8 @@ class Claims:
             if self._calls.is_unsure:
                 await self._recover()
             await self.source.return_queue.drain(_RETURN_WITHIN)
-            take, policy = self.source.begin_claim(MOST_PER_CLAIM)
-            if not take:
+            max_count, policy = self.source.begin_claim(MOST_PER_CLAIM)
+            if not max_count:
                 return CallOutcome.NO_CALLERS
             if self._services.suspects.keeps_others_out:
                 self._services.suspects.when_others_may_come(self.wakeups.wake)
@@ -168,7 +168,7 @@ class Claims:
                 return NONE_DUE
             while True:
                 try:
-                    claims, wait, now = await self._call(take, policy)
+                    claims, wait, now = await self._claim(max_count, policy)
                 except SettingsChanged:
                     # They have the layout of another release, which this tells.
                     await self._settings.after_refusal(self._index)
@@ -229,13 +229,13 @@ class Claims:
                     await self._store.forget_calls([self._calls.key])
         await self.source.return_queue.aclose(max(0.0, deadline - self._services.clock.local()))
 
-    async def _call(self, take: int, policy: Policy) -> tuple[list[Claim], int, int]:
-        """Claim up to ``take`` messages for callers of that policy, and act on the reply.
+    async def _claim(self, max_count: int, policy: Policy) -> tuple[list[Claim], int, int]:
+        """Claim up to ``max_count`` messages for callers of that policy, and act on the reply.
 
         Also returns the time until the next message is due, as :class:`ClaimReply` has it, and the
         server's time.
         """
-        reply, claims = await self._claim(take, policy)
+        reply, claims = await self._claim_among_suspects(max_count, policy)
         # A user who may not publish cannot tell whether there are others.
         are_others = reply.listeners > 1 or reply.listeners < 0
         self.source.note_limits(is_limited=reply.is_limited == 1, are_others=are_others)
@@ -256,17 +256,19 @@ class Claims:
             # No message that was due by then is left.
             self.wakeups.handed_out(reply.now_us)
         else:
-            self.wakeups.more_is_due(partial(self._store.summon, take))
-        if reply.is_limited and len(claims) == take:
+            self.wakeups.more_is_due(partial(self._store.summon, max_count))
+        if reply.is_limited and len(claims) == max_count:
             # No free slot is announced to us: the next caller asks.
             self.wakeups.plan.invalidate()
         if reply.more_suspects:
             self._services.suspects.when_free(self.wakeups.wake)
         return claims, reply.wait_us, reply.now_us
 
-    async def _claim(self, take: int, policy: Policy) -> tuple[ClaimReply, list[Claim]]:
-        """Claim up to ``take`` messages, and note those that are at work now, and the suspect among
-        them.
+    async def _claim_among_suspects(
+        self, max_count: int, policy: Policy
+    ) -> tuple[ClaimReply, list[Claim]]:
+        """Call the server. Note which of the messages that it hands out are at work now, and the
+        suspect among them.
         """
         clock, suspects = self._services.clock, self._services.suspects
         asked_at = clock.local()
@@ -283,7 +285,7 @@ class Claims:
             reply = await self._store.claim(
                 self._calls.key,
                 self._calls.number,
-                take,
+                max_count,
                 policy,
                 self.wakeups.signature(),
                 terms=terms,

@@ -41,7 +41,7 @@ class Callers:
     def end(self, source: int, *items: str, has_more: bool = False) -> list[str]:
         """Return the items that are left over."""
         self.policies |= dict.fromkeys(items, self.sources[source].reservation.policy)
-        numbered = self.queue.end_claim(self.sources[source], items, has_more=has_more)
+        numbered = self.queue.record_claimed(self.sources[source], items, has_more=has_more)
         return [item for _, item in self.queue.hand_out(numbered, has_more=has_more)]
 
     def served(self, *, has_more: bool = False) -> list[QueuedCaller[str]]:
@@ -252,12 +252,12 @@ def test_every_item_goes_to_one_caller_or_back(  # noqa: PLR0912 - one branch fo
         elif kind == "begin":
             index, max_items = args
             source = callers.sources[index]
-            if source.claim:
+            if source.claim_number:
                 continue
             others = [
                 source.reservation
                 for source in callers.sources
-                if source.claim and callers.now < source.asked_at + GATHER_WINDOW
+                if source.claim_number and callers.now < source.asked_at + GATHER_WINDOW
             ]
             reservation = callers.begin(index, max_items)
             # Together, attempts that are fresh take no more than the callers of a policy want.
@@ -274,7 +274,7 @@ def test_every_item_goes_to_one_caller_or_back(  # noqa: PLR0912 - one branch fo
         elif kind == "end":
             index, count, has_more = args
             source = callers.sources[index]
-            if not source.claim:
+            if not source.claim_number:
                 continue
             policy = source.reservation.policy
             items = [f"{len(came) + n}" for n in range(min(count, source.reservation.size))]
