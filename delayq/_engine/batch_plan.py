@@ -2,7 +2,8 @@
 
 :class:`delayq._engine.batcher.Batcher` carries them out, with futures, tasks and connections.
 Methods that depend on the time take ``now``, in local seconds. ``moved_at`` is the local time at
-which bytes last moved on the connection.
+which bytes last moved on the connection. The size of an item is its number of bytes if it is an
+offer, and the room that it takes in a call if it is an acknowledgement.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ SLOTS = 2
 MIN_SECOND_BATCH = 50
 # Items submitted further apart than this, in seconds, do not share a batch that expires.
 SPAN = 0.5
-# If more bytes than this are waiting, new items are held up.
-MAX_WAITING_BYTES = 16 * 1024 * 1024
+# If more than this is waiting, new items are held up: 16 MiB of offers.
+MAX_WAITING_SIZE = 16 * 1024 * 1024
 
 
 class CallBatch(Generic[Item, Waiter]):
@@ -34,7 +35,7 @@ class CallBatch(Generic[Item, Waiter]):
     Attributes:
         submitted_at: When its first item was submitted, in local seconds.
         items: The items. Each has a waiter at the same index.
-        size: The size of all items, in bytes.
+        size: The size of all items.
         slot: The slot that the batch takes from the moment it leaves, 0 or 1; None if it has not
             left.
         follows: Whether it continues a batch that is waiting or in flight, and must not overtake
@@ -92,21 +93,21 @@ class BatchPlan(Generic[Item, Waiter]):
         expires_after: How long a batch may wait, in seconds; inf for any time.
         waiting: The batches that wait. The last one accepts more items.
         in_flight: The batches that have left, in that order.
-        waiting_bytes: The size of all waiting items.
+        waiting_size: The size of all waiting items.
         unanswered: The number of items that wait or are in flight.
         closed: Whether no more items are accepted.
     """
 
-    def __init__(self, *, max_items: int, max_bytes: int, expires_after: float = math.inf) -> None:
-        """Put ``max_items`` in a batch at most, and ``max_bytes`` in one with several items."""
+    def __init__(self, *, max_items: int, max_size: int, expires_after: float = math.inf) -> None:
+        """Put ``max_items`` in a batch at most, and ``max_size`` in one with several items."""
         self.expires_after: float = expires_after
         self.waiting: deque[CallBatch[Item, Waiter]] = deque()
         self.in_flight: list[CallBatch[Item, Waiter]] = []
-        self.waiting_bytes: int = 0
+        self.waiting_size: int = 0
         self.unanswered: int = 0
         self.closed: bool = False
         self._max_items = max_items
-        self._max_bytes = max_bytes
+        self._max_size = max_size
         self._span = SPAN if expires_after < math.inf else math.inf
         self._succeeded_at = -math.inf
         # How many items are done, and the waiters for a number of items to be done.
@@ -116,7 +117,7 @@ class BatchPlan(Generic[Item, Waiter]):
     # Items
 
     def add(self, item: Item, size: int, waiter: Waiter, submitted_at: float) -> bool:
-        """Add an item of ``size`` bytes, submitted at ``submitted_at``.
+        """Add an item of a size, submitted at ``submitted_at``.
 
         Returns whether to call :meth:`leave` now, because a batch may leave. Raises
         :class:`Closed`.
@@ -127,7 +128,7 @@ class BatchPlan(Generic[Item, Waiter]):
         if (
             not waiting
             or len((batch := waiting[-1]).items) >= self._max_items
-            or batch.size + size > self._max_bytes
+            or batch.size + size > self._max_size
             or not -self._span <= submitted_at - batch.submitted_at <= self._span
         ):
             waiting.append(batch := CallBatch(submitted_at))
@@ -135,7 +136,7 @@ class BatchPlan(Generic[Item, Waiter]):
         items.append(item)
         batch.waiters.append(waiter)
         batch.size += size
-        self.waiting_bytes += size
+        self.waiting_size += size
         self.unanswered += 1
         return not (in_flight := self.in_flight) or (
             len(items) >= MIN_SECOND_BATCH and len(in_flight) < SLOTS
@@ -144,7 +145,7 @@ class BatchPlan(Generic[Item, Waiter]):
     def add_small(
         self, items: Sequence[Item], waiters: Sequence[Waiter], submitted_at: float
     ) -> None:
-        """Add items of one byte, submitted at ``submitted_at``, all at once.
+        """Add items of size 1, submitted at ``submitted_at``, all at once.
 
         Call :meth:`leave` afterwards. :attr:`closed` is not checked.
         """
@@ -153,16 +154,16 @@ class BatchPlan(Generic[Item, Waiter]):
             room = 0
             if waiting and abs(submitted_at - waiting[-1].submitted_at) <= self._span:
                 batch = waiting[-1]
-                room = min(self._max_items - len(batch.items), self._max_bytes - batch.size)
+                room = min(self._max_items - len(batch.items), self._max_size - batch.size)
             if room <= 0:
                 waiting.append(batch := CallBatch(submitted_at))
-                room = min(self._max_items, self._max_bytes)
+                room = min(self._max_items, self._max_size)
             added = items[at : at + room]
             batch.items += added
             batch.waiters += waiters[at : at + room]
             batch.size += len(added)
             at += room
-        self.waiting_bytes += len(items)
+        self.waiting_size += len(items)
         self.unanswered += len(items)
 
     def add_many(
@@ -196,13 +197,13 @@ class BatchPlan(Generic[Item, Waiter]):
         """
         end = min(start + self._max_items - len(batch.items), len(items))
         size = sum(sizes[start:end])
-        while batch.size + size > self._max_bytes and end > start:
+        while batch.size + size > self._max_size and end > start:
             end -= 1
             size -= sizes[end]
         batch.items += items[start:end]
         batch.waiters += batch.waiters[-1:] * (end - start)
         batch.size += size
-        self.waiting_bytes += size
+        self.waiting_size += size
         self.unanswered += end - start
         return end
 
@@ -232,7 +233,7 @@ class BatchPlan(Generic[Item, Waiter]):
         ):
             return None
         batch = waiting.popleft()
-        self.waiting_bytes -= batch.size
+        self.waiting_size -= batch.size
         if self.expires_after < math.inf and self.expires_at(batch.submitted_at, moved_at) <= now:
             return batch
         batch.slot = 1 if in_flight and in_flight[0].slot == 0 else 0
@@ -293,7 +294,7 @@ class BatchPlan(Generic[Item, Waiter]):
         ]
         for batch in expired:
             self.waiting.remove(batch)
-            self.waiting_bytes -= batch.size
+            self.waiting_size -= batch.size
         return expired
 
     def next_expiry(self, moved_at: float) -> float:
@@ -318,7 +319,7 @@ class BatchPlan(Generic[Item, Waiter]):
         """Remove and return the batches that were never sent. Resolve each."""
         unsent = [*self.waiting]
         self.waiting.clear()
-        self.waiting_bytes = 0
+        self.waiting_size = 0
         return unsent
 
     def _count(self, done: int) -> Sequence[Waiter]:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from delayq._engine.batch_plan import MAX_WAITING_BYTES, BatchPlan
+from delayq._engine.batch_plan import MAX_WAITING_SIZE, BatchPlan
 from delayq._redis.connection import own_copy
 from delayq._redis.error_reader import RepeatNow
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
@@ -99,7 +99,7 @@ class Batcher(Generic[Item, Result]):
         repeat: Callable[[Request, Sequence[Item], OutcomeUnknown | None], Awaitable[Any]],
         results: Callable[[Sequence[Item], Any], Sequence[Result]],
         max_items: int,
-        max_bytes: int,
+        max_size: int,
         uncancellable: bool = False,
         expires: bool = False,
         on_outcome: Callable[[Item, Result | BaseException], object] = lambda _item, _outcome: None,
@@ -112,7 +112,7 @@ class Batcher(Generic[Item, Result]):
             Its error argument is set if the call may have been carried out.
         results: Returns one result per item, in order, from a reply.
         max_items: The maximum number of items per batch: a script blocks the whole server.
-        max_bytes: The maximum size of a batch that has more than one item, bytes.
+        max_size: The maximum size of a batch that has more than one item.
         uncancellable: Whether an item is committed even if its caller is cancelled.
         expires: Whether an item fails that could not be sent for as long as a call is retried.
         on_outcome: Called with each item of :meth:`fire_and_forget` whose result is not True, and
@@ -126,7 +126,7 @@ class Batcher(Generic[Item, Result]):
         self._uncancellable = uncancellable
         self._plan: BatchPlan[Item, Waiter] = BatchPlan(
             max_items=max_items,
-            max_bytes=max_bytes,
+            max_size=max_size,
             expires_after=server.waits_for if expires else math.inf,
         )
         self._connection: Connection | None = None
@@ -145,7 +145,7 @@ class Batcher(Generic[Item, Result]):
     @property
     def is_full(self) -> bool:
         """Whether so much is waiting that more would cost memory and gain nothing."""
-        return self._plan.waiting_bytes > MAX_WAITING_BYTES
+        return self._plan.waiting_size > MAX_WAITING_SIZE
 
     async def flush(self) -> None:
         """Wait until all items submitted so far have their results, or have failed."""
@@ -182,7 +182,7 @@ class Batcher(Generic[Item, Result]):
         return submitted_at
 
     def submit(self, item: Item, size: int, submitted_at: float | None = None) -> Future[Result]:
-        """Add ``item`` of ``size`` bytes to the next batch. Await or cancel the returned future."""
+        """Add ``item`` of a size to the next batch. Await or cancel the returned future."""
         if self._unattended:
             self._add_unattended()
         future: Future[Result] = Future(loop=self._loop)
@@ -199,7 +199,7 @@ class Batcher(Generic[Item, Result]):
     def submit_now(self, item: Item, size: int) -> Future[Result] | None:
         """Submit an item as :meth:`submit` does; return None if it has to wait for capacity."""
         plan, loop = self._plan, self._loop
-        if plan.waiting_bytes > MAX_WAITING_BYTES:
+        if plan.waiting_size > MAX_WAITING_SIZE:
             return None
         if self._unattended:
             self._add_unattended()
@@ -209,7 +209,7 @@ class Batcher(Generic[Item, Result]):
         return future
 
     def fire_and_forget(self, item: Item, max_unanswered: int) -> bool:
-        """Submit an item of one byte for a caller that does not wait, together with all others that
+        """Submit an item of size 1 for a caller that does not wait, together with all others that
         are submitted in this iteration of the event loop.
 
         Returns:
@@ -230,7 +230,7 @@ class Batcher(Generic[Item, Result]):
     def submit_many(
         self, items: Sequence[Item], sizes: Sequence[int]
     ) -> Future[list[Result | Exception]]:
-        """Submit items, with their sizes in bytes, in as few batches as they need, one after the
+        """Submit items, with their sizes, in as few batches as they need, one after the
         other.
 
         The future's result has the outcome of each item. Cancelling it withdraws those that have

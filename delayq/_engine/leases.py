@@ -71,7 +71,7 @@ class Acknowledger(Generic[L]):
             repeat=self._run,
             results=self._count_acked,
             max_items=MAX_LEASES,
-            max_bytes=MAX_LEASES,
+            max_size=MAX_LEASES,
             uncancellable=uncancellable,
             on_outcome=self._on_outcome,
         )

@@ -158,7 +158,7 @@ def _batched_offers(
             repeat=repeat,
             results=reading(results),
             max_items=MESSAGES_AT_A_TIME,
-            max_bytes=_BYTES_AT_A_TIME,
+            max_size=_BYTES_AT_A_TIME,
             expires=True,
         )
 

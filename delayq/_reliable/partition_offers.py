@@ -140,7 +140,7 @@ class PartitionOffers:
             repeat=partial(self._repeat, server),
             results=reading(self.outcomes),
             max_items=_MESSAGES_PER_CALL,
-            max_bytes=_BYTES_PER_CALL,
+            max_size=_BYTES_PER_CALL,
             expires=True,
         )
 

@@ -66,7 +66,7 @@ class Store:
     def limit(self, **limits: float) -> None:
         """Set constants of the plan, or those that the batcher imports from it."""
         for name, value in limits.items():
-            module = "batcher" if name == "MAX_WAITING_BYTES" else "batch_plan"
+            module = "batcher" if name == "MAX_WAITING_SIZE" else "batch_plan"
             self._monkeypatch.setattr(f"delayq._engine.{module}.{name}", value)
 
     def send_now(
@@ -108,7 +108,7 @@ class Store:
 
     def make(self, **options: Any) -> Ints:
         usual: dict[str, Any] = {"request": self.request, "repeat": self.repeat}
-        usual |= {"results": lambda _, reply: reply, "max_items": 3, "max_bytes": 100}
+        usual |= {"results": lambda _, reply: reply, "max_items": 3, "max_size": 100}
         return Batcher(cast("RedisClient", self), self.background, **{**usual, **options})
 
 
@@ -251,14 +251,14 @@ async def test_two_batches_that_were_not_carried_out_are_repeated_in_order(store
 
 
 async def test_callers_are_held_up_while_too_much_waits(store: Store) -> None:
-    store.limit(MAX_WAITING_BYTES=100)
+    store.limit(MAX_WAITING_SIZE=100)
     most = 0
 
     async def caller(item: int) -> int:
         nonlocal most
         await store.batcher.wait_for_capacity()
         future = store.batcher.submit(item, 60)
-        most = max(most, store.batcher._plan.waiting_bytes)
+        most = max(most, store.batcher._plan.waiting_size)
         return await future
 
     callers = [asyncio.create_task(caller(item)) for item in range(10)]
@@ -291,7 +291,7 @@ async def test_closing_tells_unsent_items_from_unknown_ones(store: Store) -> Non
 
 
 async def test_closing_lets_in_callers_that_are_held_up(store: Store) -> None:
-    store.limit(MAX_WAITING_BYTES=0)
+    store.limit(MAX_WAITING_SIZE=0)
     together = store.batcher.submit(1, 1), store.batcher.submit(2, 1)
     held_up = [asyncio.create_task(store.batcher.wait_for_capacity()) for _ in range(3)]
     await turns()
@@ -317,7 +317,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 ) -> None:
     skip_waits(monkeypatch)
     store.retry_for = store.waits_for = 0.4
-    store.limit(SPAN=0.05, MAX_WAITING_BYTES=100)
+    store.limit(SPAN=0.05, MAX_WAITING_SIZE=100)
     store.busy = True
 
     async def repeat(
@@ -352,7 +352,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 
 async def test_a_call_that_goes_elsewhere_is_not_why_others_could_not_be_sent(store: Store) -> None:
     store.retry_for = store.waits_for = 0.1
-    store.limit(MAX_WAITING_BYTES=100)
+    store.limit(MAX_WAITING_SIZE=100)
     batcher = store.make(expires=True)
     futures = [batcher.submit(1, 1), batcher.submit(2, 200)]
     moved = Redirected("MOVED 866 10.0.0.7:6379", cast("ConnectionPool", None), asking=False)
@@ -389,9 +389,9 @@ NEVER = -math.inf
 
 
 def plan(
-    max_items: int = 200, max_bytes: int = 1000, expires_after: float = math.inf
+    max_items: int = 200, max_size: int = 1000, expires_after: float = math.inf
 ) -> BatchPlan[int, str]:
-    return BatchPlan(max_items=max_items, max_bytes=max_bytes, expires_after=expires_after)
+    return BatchPlan(max_items=max_items, max_size=max_size, expires_after=expires_after)
 
 
 def left(plan: BatchPlan[int, str], now: float = 0.0, moved_at: float = NEVER) -> list[Numbers]:
@@ -417,7 +417,7 @@ def test_every_success_restarts_the_time_limit() -> None:
     assert slow.expire(8.9, NEVER) == []
     (expired,) = slow.expire(9.0, NEVER)
     assert expired.items == [2]
-    assert (slow.next_expiry(NEVER), slow.waiting_bytes) == (math.inf, 0)
+    assert (slow.next_expiry(NEVER), slow.waiting_size) == (math.inf, 0)
 
 
 def test_bytes_that_move_count_for_a_call_in_flight_and_not_for_its_repetition() -> None:
@@ -595,7 +595,7 @@ class Model:
         assert not self.waiting
 
     def check(self) -> None:
-        assert self.plan.waiting_bytes == sum(self.sizes[item] for item in self.waiting)
+        assert self.plan.waiting_size == sum(self.sizes[item] for item in self.waiting)
         assert self.plan.unanswered == len(self.sizes) - sum(self.outcomes.values())
         assert [item for batch in self.plan.waiting for item in batch.items] == self.waiting
         assert self.sent == sorted(set(self.sent)), "each item leaves once, in order"
