@@ -165,7 +165,9 @@ class Consumer(Generic[M]):
             known_due_us=stored.moment_us,
         )
         context = self._context_of(partition.index)
-        return self._message_type(claim, context, stored.state, error=stored.error)
+        if stored.error is not None:
+            claim.error = stored.error  # type: ignore[misc]  # a slot of its base
+        return self._message_type(claim, context, stored.state)
 
     async def stream(self) -> AsyncIterator[M]:
         """Yield messages as :meth:`ReliableQueue.__aiter__` does."""

@@ -82,12 +82,12 @@ class Message(Generic[T]):
 
     __slots__ = (
         "_ahead",
+        "_awaits_ack",
         "_cancelled",
         "_cancelling",
         "_checkpoint",
         "_claim",
         "_context",
-        "_error",
         "_is_back",
         "_is_lost",
         "_observation",
@@ -105,20 +105,18 @@ class Message(Generic[T]):
         context: MessageContext[T],
         state: State = "leased",
         ahead: Ahead | None = None,
-        error: str | None = None,
     ) -> None:
         """Args:
         claim: The facts known about the message.
         context: The properties that it shares with other messages.
         state: Its state. It can be acknowledged or retried if ``claim`` has a token.
         ahead: The messages its consumer has fetched and will handle next.
-        error: Its last error.
         """
         self.state: State = state
         self._claim = claim
         self._context = context
         self._ahead = ahead
-        self._error = error
+        self._awaits_ack = False
         self._parsed: Body | None = None
         self._value: tuple[T] | None = None
         self._settled = not claim.token
@@ -226,7 +224,8 @@ class Message(Generic[T]):
         """The error of the last attempt, usually a traceback, for a message that was read without
         being claimed.
         """
-        return None if self._error is None else unpack_error(self._error)[1]
+        error = getattr(self._claim, "error", None)
+        return None if error is None else unpack_error(error)[1]
 
     def then(self, offer: Offer[Any]) -> None:
         """Have the acknowledgement of this message store another one: both happen, or neither.
@@ -335,7 +334,7 @@ class Message(Generic[T]):
         named = self._context.partition.with_ids(claim.id, followers)
         claim.followers = named  # type: ignore[misc]  # a slot of its base
         # Their acknowledgement is awaited.
-        self._ahead = None
+        self._awaits_ack = True
 
     @property
     def keeps_result(self) -> bool:
@@ -354,7 +353,7 @@ class Message(Generic[T]):
         self._claim.result = payload  # type: ignore[misc]  # a slot of its base
         if len(payload) > _RESULT_UNIT:
             # It waits for its acknowledgement, which shares a call with fewer others.
-            self._ahead = None
+            self._awaits_ack = True
 
     async def nack(
         self, delay: Duration | None = None, error: BaseException | str | None = None
@@ -415,7 +414,7 @@ class Message(Generic[T]):
                 self._claim, self._context, self._find_lost
             )
             # Its acknowledgement comes behind the last report.
-            self._ahead = None
+            self._awaits_ack = True
         await self._reporter.report(done, total, text)
 
     async def load(self, default: Any = None) -> Any:
@@ -644,6 +643,7 @@ class Message(Generic[T]):
         if (
             ahead is not None
             and (ahead or ahead.is_fetching)
+            and not self._awaits_ack
             # Nothing follows from a plain value: see then() and _parts().
             and ((self._value is not None and self._parsed is None) or not self._leads_on())
             and context.acknowledger.ack_and_forget(claim, ahead.max_unanswered)

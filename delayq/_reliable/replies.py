@@ -49,6 +49,7 @@ class ClaimExtras:
 
     Attributes:
         begun_at: When its handler began, in loop time.
+        error: Its last error, if it was read without being claimed.
         result: The encoded result of its handler, if there is one.
         followers: The messages that its acknowledgement stores, or none if it belongs to a batch;
             unset for most messages, from which nothing follows.
@@ -56,9 +57,10 @@ class ClaimExtras:
         ttl_ends_at: Local time at which its time to live ends, in seconds, if it has one.
     """
 
-    __slots__ = ("begun_at", "counted_start", "followers", "result", "ttl_ends_at")
+    __slots__ = ("begun_at", "counted_start", "error", "followers", "result", "ttl_ends_at")
 
     begun_at: float
+    error: str
     result: bytes
     followers: list[OptionsMessage]
     ttl_ends_at: float

@@ -17,7 +17,8 @@ import pytest
 import delayq
 from delayq import Offer, Worker
 from delayq._engine.prefetch import WITHIN, Prefetched
-from delayq._reliable.scripts import ACK
+from delayq._reliable.message import Message
+from delayq._reliable.scripts import ACK, RELEASE
 from tests.support.depth import nightly
 from tests.support.reliable import Jobs, depths, get
 from tests.support.reliable_fixtures import LEASE
@@ -27,7 +28,7 @@ from tests.support.waiting import be_impatient, until
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from delayq import Client, Message
+    from delayq import Client
     from tests.integration.test_faults import Faults
     from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
@@ -348,6 +349,29 @@ async def test_most_acks_of_a_loop_are_not_waited_for_and_share_calls(
     assert await depths(jobs) == (0, 0, 0, 0)
     assert 1 <= faults.calls.count(ACK.name) <= 100
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_what_is_at_hand_stays_there_while_an_ack_is_awaited(
+    jobs: Jobs, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._engine.prefetch.WITHIN", 0.5)
+    ack, slow = Message.ack, list[int]()
+
+    async def ack_slowly(message: Message[int]) -> None:
+        slow.append(message.value)
+        await asyncio.sleep(0.75)
+        await ack(message)
+
+    await fill(jobs)
+    async for message in first(jobs, MANY):
+        if slow:
+            assert RELEASE.name not in faults.calls
+            break
+        async with message:
+            if message.value and message._ahead:
+                message.then(Offer(MANY, delay=3600, group="g", headers={}))
+                monkeypatch.setattr(Message, "ack", ack_slowly)
+    assert slow
 
 
 async def test_right_after_its_block_a_message_is_gone(jobs: Jobs, faults: Faults) -> None:
