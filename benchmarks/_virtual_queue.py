@@ -165,9 +165,9 @@ class Server(Worker):
         next_due = due if due < 0 or due > now else 0
         return now, next_due, late, self._subscribers["notices"], self._subscribers["summons"]
 
-    def summon(self, threshold: int) -> None:
+    def summon(self, at_hand: int) -> None:
         now = self.world.now_us
-        excess = sum(moment <= now for moment in self._dues) - threshold
+        excess = sum(moment <= now for moment in self._dues) - at_hand
         if excess > 0 and self.world.now >= self._summons_at:
             self.counts["summons"] += 1
             receivers = self._publish(b"%d" % excess, "summons")
@@ -345,8 +345,8 @@ class VirtualClient:
             self.plan.took_messages(listeners, self._world.now)
         if wait:
             self._act(self.plan.handed_out(now))
-        elif (threshold := self.plan.stagger.clients_at_hand(self._world.now)) is not None:
-            self._send(self._server.costs.vain_claim, partial(self._server.summon, threshold))
+        elif (clients := self.plan.stagger.clients_at_hand(self._world.now)) is not None:
+            self._send(self._server.costs.vain_claim, partial(self._server.summon, clients))
         self.late += [(self._world.now_us - due) / 1e6 for due in messages]
         if messages and self._hold:
             self._holds = True

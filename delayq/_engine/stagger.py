@@ -252,11 +252,11 @@ class Stagger:
         return self._listeners + self._dormant <= limit * part
 
     def clients_at_hand(self, now: float) -> int | None:
-        """Return how many clients can take what is due, because dormant ones are summoned only if
-        more are needed: those that listen; 0 if we are dormant ourselves, because the listeners
-        have left messages lying, so they are busy.
+        """Begin to summon dormant clients. Return how many others can take what is due without
+        that: those that listen, or 0 if we are dormant ourselves: then the listeners have left
+        messages lying, so they are busy.
 
-        None to summon nobody: none is dormant, we do not go first, or we did it just now.
+        None if we do not summon: none is dormant, we do not go first, or we did it just now.
         """
         may_summon = self._dormant > 0 and (self._goes_first or self.is_dormant)
         if not may_summon or now - self._summoned_at < _SUMMON_EVERY:

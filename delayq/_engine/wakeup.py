@@ -132,7 +132,7 @@ class WakeupLoop:
     def more_is_due(self, summon: Callable[[int], Awaitable[object]]) -> None:
         """Summon dormant clients, if need be, because more is due than this client takes.
 
-        ``summon`` does so if more clients are needed than it is told are at hand.
+        ``summon`` gets the number of clients at hand, and summons others if more are needed.
         """
         clients = self.plan.stagger.clients_at_hand(self._now())
         if clients is not None:

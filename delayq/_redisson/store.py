@@ -497,12 +497,11 @@ class DelayedStore:
         reply = await self._client.run(RECHECK, self.recheck_keys, ("delayed",))
         return RecheckReply.of(reply).queues[0]
 
-    async def summon(self, share: int, ready_count: int) -> None:
-        """Call as many dormant clients as the ready payloads need if each takes ``share``.
-
-        For ``ready_count`` of them, those that listen suffice.
+    async def summon(self, share: int, at_hand: int) -> None:
+        """Summon as many dormant clients as the ready payloads need beyond the number that is
+        ``at_hand``, if each client takes ``share`` payloads.
         """
-        await self._run(SUMMON, share, ready_count)
+        await self._run(SUMMON, share, at_hand)
 
     @property
     def wait_for_ready(self) -> tuple[str | int, ...]:

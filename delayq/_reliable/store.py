@@ -450,12 +450,11 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
         """End a pause, and return whether there was one."""
         return bool(await self.run(scripts.RESUME))
 
-    async def summon(self, share: int, for_listeners: int) -> None:
-        """Summon as many dormant clients as the due messages need if each takes ``share``.
-
-        Clients that listen suffice for ``for_listeners`` of the messages.
+    async def summon(self, share: int, at_hand: int) -> None:
+        """Summon as many dormant clients as the due messages need beyond the number that is
+        ``at_hand``, if each client takes ``share`` messages.
         """
-        await self.run(scripts.SUMMON, share, for_listeners)
+        await self.run(scripts.SUMMON, share, at_hand)
 
     async def due_counts(self, edges: Sequence[int]) -> list[int]:
         """Return how many waiting messages come due between each of some moments and the next, and

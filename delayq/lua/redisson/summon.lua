@@ -5,8 +5,8 @@
 --   summons  CHANNEL  where dormant clients listen: how many of them are needed; and STRING of that
 --                     name, see include/summons.lua
 -- Arguments:
---   share  int  how many payloads one client takes
---   left   int  for this many clients, those that listen suffice
+--   share    int  how many payloads one client takes
+--   at_hand  int  how many clients can take them without being called
 -- Roles: consumer
 -- Repeatable: yes
 --
@@ -14,4 +14,4 @@
 -- include: summons
 
 local needed = math.ceil(redis.call('LLEN', ready) / tonumber(share))
-return give_summons(needed - tonumber(left))
+return give_summons(needed - tonumber(at_hand))

@@ -5,8 +5,8 @@
 --   summons  CHANNEL  where dormant clients listen: how many of them are needed; and STRING of that
 --                     name, see include/summons.lua
 -- Arguments:
---   share  int  how many messages one client takes
---   left   int  for this many clients, those that listen suffice
+--   share    int  how many messages one client takes
+--   at_hand  int  how many clients can take them without being called
 -- Roles: consumer
 -- Repeatable: yes
 --
@@ -21,4 +21,4 @@ local due = redis.call('ZCOUNT', leased, '-inf', now)
 for _, where in ipairs(used_sets()) do
   due = due + redis.call('ZCOUNT', waiting[where], '-inf', now)
 end
-return give_summons(math.ceil(due / tonumber(share)) - tonumber(left))
+return give_summons(math.ceil(due / tonumber(share)) - tonumber(at_hand))
