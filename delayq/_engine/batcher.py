@@ -262,7 +262,7 @@ class Batcher(Generic[Item, Result]):
         while self._waiting_for_capacity:
             self._admit_next()
         for batch in in_flight:
-            self._fail(batch, OutcomeUnknown("the queue closed before the answer came"))
+            self._fail(batch, OutcomeUnknown("the queue closed before the reply came"))
         for batch in unsent:
             self._fail(batch, Closed("the queue closed before the message was sent"))
 
@@ -385,7 +385,7 @@ class Batcher(Generic[Item, Result]):
         except asyncio.CancelledError:
             # The client is closing, and the waiting callers would otherwise never be told.
             self._plan.end(batch)
-            self._fail(batch, OutcomeUnknown("the queue closed before the answer came"))
+            self._fail(batch, OutcomeUnknown("the queue closed before the reply came"))
             raise
         except Exception as error:  # noqa: BLE001 - it reaches every caller it concerns
             self._failed_with = error

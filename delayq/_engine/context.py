@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 Channels = Literal["notices", "summons", "notifications", "nothing"]
-"""The channels of a queue to which a client listens: its announcements and notices; summons, which
-are for dormant clients; only notifications of changed settings and of single messages, which come
-with both; or nothing. After a client has listened to something, it receives the notifications until
-the queue is closed.
+"""The channels of a queue to which a client listens: those of its announcements and notices; of the
+summons, which are for dormant clients; of notifications only, which tell of changed settings and of
+single messages; or none. A client that listens to any of them receives the notifications, too, from
+then on until the queue is closed.
 """
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# Turns items and an answer into the results of these items.
+# Turns items and a reply into the results of these items.
 Results = Callable[[Sequence[Any], Any], Sequence[Any]]
 
 
@@ -60,7 +60,7 @@ class DurableBatchers(Generic[Item, Result]):
         """Args:
         key: One of the queue's keys, whose server is asked whether it supports a durability.
         new: Creates a batcher from the server that runs the scripts, and from a function that turns
-            the reader of a plain server's answers into the reader of this server's answers.
+            the reader of a plain server's replies into the reader of this server's replies.
         """
         self._server = server
         self._key = key
@@ -101,9 +101,9 @@ class DurableBatchers(Generic[Item, Result]):
 def _confirming(durability: Durability, results: Results) -> Results:
     """Adapt ``results`` to the pairs of a :class:`WaitingServer`."""
 
-    def confirmed(items: Sequence[Any], answer: tuple[Any, Any]) -> Sequence[Any]:
-        unchecked = results(items, answer[0])
-        reason = durability.failure(answer[1])
+    def confirmed(items: Sequence[Any], reply: tuple[Any, Any]) -> Sequence[Any]:
+        unchecked = results(items, reply[0])
+        reason = durability.failure(reply[1])
         return [Unconfirmed(result, reason) for result in unchecked] if reason else unchecked
 
     return confirmed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # How long the server remembers that a client waits, in seconds, unless it is told again. It is told
 # at each re-check.
 _REMEMBERED = 60.0
-_RE_CHECKS = 3
+_RECHECKS = 3
 # A read at the moment at which a message expires would come too early, in seconds.
 _EXPIRY_MARGIN = 0.001
 # How many cancelled leases are remembered.
@@ -31,9 +31,9 @@ class MessageNotifications:
     """Collects what this client is notified of about the messages of one queue, and waits for their
     ends.
 
-    A client that waits for a message tells the server, which then announces the message's end. The
-    announcement may be lost: all waits read again at each re-check of the queue, and whenever the
-    client has subscribed anew.
+    A client that waits for a message tells the server, which then notifies it of the message's end.
+    The notification may be lost: all waits read again at each re-check of the queue, and whenever
+    the client has subscribed anew.
 
     Attributes:
         cancelled: The last messages that were cancelled while clients had them: the id of each, and
@@ -51,7 +51,7 @@ class MessageNotifications:
     @property
     def remembered_us(self) -> int:
         """For how long the server is to remember that a client waits, in microseconds."""
-        return int(max(_REMEMBERED, _RE_CHECKS * self._services.resync_interval) * 1_000_000)
+        return int(max(_REMEMBERED, _RECHECKS * self._services.resync_interval) * 1_000_000)
 
     def on_cancelled(self, lease: tuple[bytes, bytes]) -> None:
         """Remember that a message was cancelled, by its id and the token of its lease.
@@ -72,7 +72,7 @@ class MessageNotifications:
             event.set()
 
     def wake_all(self) -> None:
-        """Wake all waits, because an announcement may have been lost."""
+        """Wake all waits, because a notification may have been lost."""
         for events in self._waits.values():
             for event in events:
                 event.set()
