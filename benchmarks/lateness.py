@@ -4,11 +4,11 @@
 Lateness runs from a message's due time to the first line of its handler, in ms, by the clock of one
 machine. "spread": 2,000 messages, offered beforehand, are due at random within 10 s. "steady": a
 producer process offers 10,000 a second, each due a second later, for 5 s, to a consumer that waits
-for them; a reliable queue's messages are handled in ``async with`` blocks. The consumer excludes
-what it has imported from garbage collection, as ``delayq worker`` does. The floor is the best
-anyone can do: one timer, one script that takes due messages, no queue; with the event loop's own
-timer, and with a timerfd. Every sample is a process of its own. Samples are interleaved, and the
-medians of the runs are shown.
+for them; a reliable queue's messages are handled in ``async with`` blocks. The consumer has the
+garbage collector leave out the modules that it has imported, as ``delayq worker`` does. The floor
+is the best anyone can do: one timer, one script that takes due messages, no queue; with the event
+loop's own timer, and with a timerfd. Every sample is a process of its own. Samples are interleaved,
+and the medians of the runs are shown.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ async def produce(url: str, way: str, seconds: float) -> list[float]:
     return due
 
 
-def exclude_modules() -> None:
-    """Exclude what was imported from garbage collection."""
+def leave_out_modules() -> None:
+    """Have the garbage collector leave out the modules that were imported."""
     gc.collect()
     gc.freeze()
 
@@ -117,7 +117,7 @@ async def consume(url: str, way: str, seconds: float) -> list[float]:
         if way == "DelayedQueue":
             queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
             await queue.poll(timeout=0)
-            exclude_modules()
+            leave_out_modules()
             say_ready()
             at, remaining = [0.0] * count, count
             async for number in queue:
@@ -128,7 +128,7 @@ async def consume(url: str, way: str, seconds: float) -> list[float]:
             return at
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("steady")
         await jobs.claim(1)
-        exclude_modules()
+        leave_out_modules()
         say_ready()
         late = list[float]()
         async for message in jobs:

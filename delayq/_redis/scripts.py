@@ -83,7 +83,9 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """The script as the server gets it, with local names and includes, and without comments."""
+        """The script as the server gets it: with local names and includes, without lines that are
+        comments, and without functions that it does not call.
+        """
         text = _COMMENT_LINES.sub("", self._with_includes(self._body))
         text, names = without_unused_functions(text)
         local = {name: value for name, value in self.variables.items() if name in names}
