@@ -62,7 +62,7 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wake up late, without a re-check to wake it up either."""
     arm = WakeupPlan._arm
 
-    async def idle(_: Any) -> None:
+    async def idle(*_: Any) -> None:
         pass
 
     monkeypatch.setattr(Scheduler, "recheck", idle)

@@ -69,7 +69,7 @@ def claims_recover_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def idle(_: Any) -> None:
+    async def idle(*_: Any) -> None:
         pass
 
     monkeypatch.setattr(Scheduler, "recheck", idle)
