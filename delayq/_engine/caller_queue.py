@@ -256,8 +256,7 @@ class CallerQueue(Generic[Item]):
         next.
 
         If it ``has_more``, the source has more due items, and a caller that does not wait stays for
-        the next claim. Otherwise the source is empty, for callers of all policies, and even if the
-        claim asked for few.
+        the next claim. Otherwise the source has none left, whatever the claim's size and policy.
         """
         number, source.claim_number, source.reservation = source.claim_number, 0, _NO_ITEMS
         source.expected = 1

@@ -74,7 +74,8 @@ class QueuePart(Protocol):
     def unit_us(self) -> int: ...
 
     def begin_recheck(self) -> tuple[str, ...]:
-        """Do what is due at each re-check, and return the keys to examine; none if no caller waits.
+        """Do what is due at each re-check, and return the keys to examine; none if this client does
+        not need to know when the next message is due.
 
         This is called from the first time that the client listens to the queue.
         """

@@ -86,7 +86,7 @@ class Pool:
         # The tasks that handle messages, and the futures on which idle ones wait.
         self._handler_tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
-        # Whether one was woken, or made, and has not run yet.
+        # Whether a task was woken or created that has not run yet.
         self._is_waking = False
         self._feeders: list[asyncio.Task[None]] = []
         self._is_closing = False
