@@ -48,7 +48,8 @@ _CAUSES_COUNT_FOR = 5.0
 _MOST_EXPLAINED = 10
 # The lines around the rows.
 _OTHER_LINES = 5
-_STATE_WIDTH = len("paused for 14 min")
+# Of all states but that of a paused queue, which would leave less room for the reasons.
+_STATE_WIDTH = len("dead letters")
 # In the place of a key: there is something new to draw.
 _UPDATED = ""
 _KEYS = {
