@@ -62,7 +62,7 @@ async def cancel(
     restorable: list[Row] = []
     count = size = 0
     is_whole, is_full = True, False
-    for batch in _steps([*dict.fromkeys(refs)]):
+    for batch in _steps(refs):
         rows: list[Row] = []
         try:
             live_rows = await source.find_live(batch)
@@ -136,7 +136,7 @@ async def reschedule(
     """Give messages another due time, step by step."""
     rescheduled: list[_Moved] = []
     is_whole = True
-    for batch in _steps([*dict.fromkeys(refs)]):
+    for batch in _steps(refs):
         try:
             rows = await source.find_live(batch)
             new_refs = await source.reschedule([_ref_of(row) for row in rows], when)
@@ -176,7 +176,7 @@ async def bury(board: Board, source: ReliableSource, refs: Sequence[MessageRef])
     """Make messages that no worker has dead letters, step by step."""
     letters: list[MessageRef] = []
     is_whole = True
-    for batch in _steps([*dict.fromkeys(refs)]):
+    for batch in _steps(refs):
         try:
             letters += [ref for ref in await source.bury(batch, BURIED) if ref is not None]
         except ServerError:
@@ -199,7 +199,14 @@ async def bury(board: Board, source: ReliableSource, refs: Sequence[MessageRef])
 
 
 def _steps(refs: Sequence[MessageRef]) -> Iterator[Sequence[MessageRef]]:
-    return (refs[at : at + AT_A_TIME] for at in range(0, len(refs), AT_A_TIME))
+    """Yield the references without repeats, each time some of one partition: one call changes them,
+    so that a step is not carried out by half.
+    """
+    parts: dict[int, list[MessageRef]] = {}
+    for ref in dict.fromkeys(refs):
+        parts.setdefault(ref.partition, []).append(ref)
+    for part in parts.values():
+        yield from (part[at : at + AT_A_TIME] for at in range(0, len(part), AT_A_TIME))
 
 
 async def _are_there(source: AnySource, rows: Sequence[Row]) -> bool:

@@ -998,6 +998,32 @@ async def test_an_action_that_fails_half_way_can_be_undone(
     assert await there(address) == [*range(250)]
 
 
+@pytest.mark.parametrize(
+    ("do", "name", "changed"),
+    [("bury_selected", "bury_waiting", "dead"), ("run_now", "reschedule", "ready")],
+)
+async def test_an_action_that_fails_in_one_partition_can_be_undone_in_the_others(
+    client: Client,
+    admin: Browser,
+    monkeypatch: pytest.MonkeyPatch,
+    do: str,
+    name: str,
+    changed: str,
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2)
+    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(8)])
+    for message in await claim_all(jobs):
+        await message.nack(3000, error="LookupError: gone")
+    # In the second partition.
+    failing(monkeypatch, ReliableStore, name, 1)
+    shown = await select(admin, RETRIES, do, *range(8))
+    assert "changed, and perhaps more: the server failed in between." in texts(shown)
+    assert getattr(await jobs.stats(), changed) == 8
+    monkeypatch.undo()
+    await undo(admin, shown)
+    assert 0 < getattr(await jobs.stats(), changed) < 8
+
+
 @pytest.mark.parametrize("partitions", [None, 3])
 async def test_messages_are_run_now_and_set_back(
     client: Client, admin: Browser, partitions: int | None
