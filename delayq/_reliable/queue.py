@@ -14,7 +14,6 @@ from delayq._generics import T
 from delayq._reliable.batches import BatchOffers
 from delayq._reliable.consumer import Consumer, WorkerPort
 from delayq._reliable.dead_letters import DeadLetters
-from delayq._reliable.failures import kept_text
 from delayq._reliable.following import follow
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
@@ -429,7 +428,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise BadInput(f"reason must be a text that says why, not {reason!r}")
 
         async def bury(store: ReliableStore, page: Sequence[str]) -> list[bool]:
-            names = await store.bury_waiting(page, kept_text(reason))
+            names = await store.bury_waiting(page, reason)
             return [name is not None for name in names]
 
         return await self._stored.change(ids, bury)

@@ -18,7 +18,7 @@ from delayq._redis.scripts import Request
 from delayq._reliable import scripts
 from delayq._reliable.batch_store import BatchStore
 from delayq._reliable.claim_store import ClaimStore
-from delayq._reliable.failures import unpack_error
+from delayq._reliable.failures import kept_text, unpack_error
 from delayq._reliable.letter_store import LetterStore
 from delayq._reliable.outcomes import Outcome
 from delayq._reliable.replies import (
@@ -199,9 +199,9 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
 
     async def bury_waiting(self, ids: Sequence[str | bytes], reason: str) -> list[bytes | None]:
         """Make dead letters of messages that no worker has. Returns their names; None for those
-        that were not there.
+        that were not there. Of a long reason, the end is stored.
         """
-        names: list[bytes | None] = await self.run(scripts.BURY_WAITING, reason, *ids)
+        names: list[bytes | None] = await self.run(scripts.BURY_WAITING, kept_text(reason), *ids)
         return names
 
     async def get(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002

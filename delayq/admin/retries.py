@@ -26,8 +26,8 @@ BURIED = "buried by an operator"
 """The reason of dead letters that an operator has made, unless another one is given."""
 # A hash that shrinks while it is read repeats a few of the fields that came just before.
 _REMEMBERED = 10_000
-# How many messages a call buries: it takes as long as to redrive one.
-_BURIED = 10
+# How many messages a call buries: to bury one takes as long as to redrive it.
+_AT_A_TIME = 10
 
 
 class FailedMessage(NamedTuple):
@@ -173,8 +173,8 @@ async def bury(
             messages = await reader.step()
             matches = [message for message in messages if error.lower() in message.error.lower()]
             examined, matching = examined + len(messages), matching + len(matches)
-            for at in range(0, 0 if dry_run else len(matches), _BURIED):
-                page = matches[at : at + _BURIED]
+            for at in range(0, 0 if dry_run else len(matches), _AT_A_TIME):
+                page = matches[at : at + _AT_A_TIME]
                 names = await stores[page[0].partition].bury_waiting(
                     [message.id for message in page], reason
                 )

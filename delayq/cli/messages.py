@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from delayq._reliable.failures import kept_text
 from delayq._reliable.offer import OnDuplicate
 from delayq.admin import retries
 from delayq.admin.delayed import DelayedInspector
@@ -270,13 +271,17 @@ def bury(
 ) -> None:
     """Make messages dead letters, which are not tried again, unless workers have them.
 
-    Exit status: 0, or 1 if there were none.
+    Ctrl-C stops between two steps and reports how many are left.
+
+    Exit status: 0; 1 if there were none; 130 after Ctrl-C.
 
     Example: `delayq bury mails --error 'no such address'`
     """
     queue.check_reliable("bury messages")
     if not reason:
         raise CommandFailed("--reason must not be empty")
+    # The command that brings them back has to name what is stored.
+    reason = kept_text(reason)
     if not ids and not error:
         raise CommandFailed("nothing to bury: pass ids, or --error with a part of the last error")
     if ids and (error is not None or dry_run):
@@ -291,14 +296,18 @@ def bury(
                 await queue.stores(client), error or "", reason, dry_run=dry_run, progress=show
             )
 
-    matching, buried = with_client(url, act)
+    async def remaining_text(client: Client) -> str:
+        failed = await retries.count(await queue.stores(client))
+        return f"{failed:,} failed messages are left; run the command again to continue"
+
+    matching, buried = with_client(url, act, interrupted=remaining_text)
     facts = {"queue": queue.name, "matched": matching, "buried": buried}
     text = f"buried: {buried:,}"
     if dry_run:
         text = f"matching: {matching:,}; nothing was changed"
         facts["dry_run"] = True
     elif buried < matching:
-        text += f"; {matching - buried:,} are gone, or workers have them, and were left alone"
+        text += f"; not there, or with a worker: {matching - buried:,}"
     if buried:
         back = f"delayq dead redrive {queue.argument} --reason {shlex.quote(reason)}"
         text += f"; bring them back with: {back}"

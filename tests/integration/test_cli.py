@@ -672,9 +672,14 @@ def test_failed_messages_are_buried_by_id_or_by_their_error(cli: Cli) -> None:
         assert cli(f"bury mails {command}") == (status, [{"queue": "mails"} | counts])
     assert cli("dead redrive mails --reason never")[1] == [{"queue": "mails", "redriven": 224}]
     assert cli.plain("bury mails m000 nobody")[1] == (
-        "buried: 1; 1 are gone, or workers have them, and were left alone; bring them back with:"
+        "buried: 1; not there, or with a worker: 1; bring them back with:"
         " delayq dead redrive mails --reason 'buried by an operator'\n"
     )
+    # The command names what is stored: the end, in UTF-8.
+    told = cli.plain("bury", "mails", "--error", "full", "--reason", "x" * 9000 + "\udcff")[1]
+    assert told.endswith(f" --reason '{'x' * 7999}?'\n")
+    redrive = shlex.split(told.partition("delayq ")[2])
+    assert cli.plain(*redrive) == (0, "redriven: 24\n")
 
 
 # Search, schedules

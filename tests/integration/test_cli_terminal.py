@@ -302,6 +302,7 @@ def test_ctrl_c_says_what_is_left(cli: Cli, sync_raw: Any, monkeypatch: pytest.M
     for name in ("_REDRIVEN", "_DROPPED"):
         monkeypatch.setattr(f"delayq._reliable.dead_letters.{name}", 1)
     monkeypatch.setattr("delayq._reliable.store.PAGE", 1)
+    monkeypatch.setattr("delayq.admin.retries._AT_A_TIME", 1)
     monkeypatch.setattr("delayq.cli.output._QUICK", 0)
     bury(cli.url, 3000)
     fill = """for n = ARGV[1], ARGV[2] do
@@ -310,8 +311,11 @@ def test_ctrl_c_says_what_is_left(cli: Cli, sync_raw: Any, monkeypatch: pytest.M
     end"""
     waiting = (MAILS.waiting[0], MAILS.named("bodies"))
     dead = (MAILS.dead, MAILS.dead_messages)
-    evaluate_in_steps(cli.url, fill, waiting, 3000)
+    failed = (MAILS.waiting[0], MAILS.named("errors"))
+    for keys in (waiting, failed):
+        evaluate_in_steps(cli.url, fill, keys, 3000)
     for line, word, keys, words in (
+        ("bury mails --error 1", "examined", failed, "LEFT failed messages are left"),
         ("purge mails --yes", "dropped", waiting, "LEFT messages are left"),
         ("dead redrive mails", "redriven", dead, "LEFT are left; run the command again"),
         ("dead purge mails --yes", "purged", dead, "LEFT are left; run the command again"),
