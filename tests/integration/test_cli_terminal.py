@@ -174,6 +174,7 @@ SHOWING = (
     "offer QUEUE 1 --id QUEUE",
     *("configure QUEUE --max-size 9", "pause QUEUE --schedule QUEUE", "acl admin QUEUE"),
     *("resume QUEUE --schedule QUEUE", "unschedule QUEUE QUEUE", "unschedule QUEUE none"),
+    *("bury QUEUE QUEUE --reason QUEUE", "dead redrive QUEUE QUEUE"),
     *("pause QUEUE", "resume QUEUE", "pause none-QUEUE", "reschedule QUEUE QUEUE --delay 9"),
     *("take QUEUE", "cancel QUEUE QUEUE", "get QUEUE QUEUE", "purge QUEUE", "purge QUEUE --yes"),
     # Once nothing is leased.
