@@ -35,8 +35,9 @@ _TIMES = re.compile(
 )
 _GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?(?:f[0-9]+)?(?:b[0-9]+)?g([^ \n]+)")
 _BEFORE_BATCH = re.compile(rb"\A(?:x[0-9]+)?(?:t[0-9]+)?(?:f[0-9]+)?")
-# What may follow from a message: followers, or those of its batch.
-_LEADS_ON = re.compile(rb"[0-9+ext]*[fb][0-9]")
+# What may follow from a message: followers, or those of its batch. Possessive, because most bodies
+# have neither, and going back through their times would take longer than reading them.
+_LEADS_ON = re.compile(rb"[0-9+ext]*+[fb][0-9]")
 # A follower, up to its content: the lengths of its id and of its content, the id, and its options.
 _LENGTHS = re.compile(rb"([0-9]{1,4}):([0-9]{1,9}):")
 _OPTIONS = re.compile(rb"([0-9]) (@?[0-9e]{1,20}) ([0-9]{1,20}) ([0-9]{1,20}) ([a-z]+) ")
