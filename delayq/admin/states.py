@@ -96,11 +96,11 @@ def _troubles(
 ) -> Iterator[State]:
     if depth.oldest_due_age > LATE and (depth.ready or kind == "delayed"):
         if delay is not None:
-            has_none = delay.reason == "no_consumers"
+            lacks_consumers = delay.reason == "no_consumers"
         else:
             # Records of a delayed queue become late only while no process has the queue open.
-            has_none = kind == "delayed" or not (depth.leased or depth.paused)
-        yield UNATTENDED if has_none else OVERDUE
+            lacks_consumers = kind == "delayed" or not (depth.leased or depth.paused)
+        yield UNATTENDED if lacks_consumers else OVERDUE
     if is_failing:
         yield FAILING
     if undeliverable(depth):
