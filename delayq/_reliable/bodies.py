@@ -35,9 +35,10 @@ _TIMES = re.compile(
 )
 _GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?(?:f[0-9]+)?(?:b[0-9]+)?g([^ \n]+)")
 _BEFORE_BATCH = re.compile(rb"\A(?:x[0-9]+)?(?:t[0-9]+)?(?:f[0-9]+)?")
-# What may follow from a message: followers, or those of its batch. Possessive, because most bodies
-# have neither, and going back through their times would take longer than reading them.
-_LEADS_ON = re.compile(rb"[0-9+ext]*+[fb][0-9]")
+# Matches a body from whose message something may follow: it has followers, or a batch. Possessive,
+# because most bodies have neither, and going back through their times would take longer than
+# reading them. A method of the pattern, because each message would pay for a function around it.
+may_lead_on = re.compile(rb"[0-9+ext]*+[fb][0-9]").match
 # A follower, up to its content: the lengths of its id and of its content, the id, and its options.
 _LENGTHS = re.compile(rb"([0-9]{1,4}):([0-9]{1,9}):")
 _OPTIONS = re.compile(rb"([0-9]) (@?[0-9e]{1,20}) ([0-9]{1,20}) ([0-9]{1,20}) ([a-z]+) ")
@@ -243,13 +244,6 @@ def parse(body: bytes) -> Body:
         tuple(unpack(payload[:size])) if size else (),
         None if times[8] is None else times[8].decode(),
     )
-
-
-def may_lead_on(body: bytes) -> bool:
-    """Return whether something may follow from the message with this body: it has followers, or a
-    batch.
-    """
-    return _LEADS_ON.match(body) is not None
 
 
 def pack(followers: Iterable[OptionsMessage]) -> bytes:

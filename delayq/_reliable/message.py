@@ -644,8 +644,9 @@ class Message(Generic[T]):
             ahead is not None
             and (ahead or ahead.is_fetching)
             and not self._awaits_ack
-            # Nothing follows from a plain value: see then() and _parts().
-            and ((self._value is not None and self._parsed is None) or not self._leads_on())
+            # Nothing follows from a plain value: see then() and _parts(). For others, ack() looks
+            # closer.
+            and ((self._value is not None and self._parsed is None) or not may_lead_on(claim.body))
             and context.acknowledger.ack_and_forget(claim, ahead.max_unanswered)
         ):
             self._settled = True
