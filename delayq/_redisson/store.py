@@ -203,11 +203,9 @@ class DelayedStore:
         """Return the earliest due time, in microseconds, and each message as it was stored."""
         times = [due_time for due_time, _ in offers]
         stored = list(zip(repeat(reply), range(len(times)), times))
-        delays = [due_time for due_time in times if isinstance(due_time, int)]
-        moments = [due_time for due_time in times if not isinstance(due_time, int)]
-        soonest: list[DueTime] = [min(delays)] if delays else []
-        soonest += moments
-        return min(due_us_of_stored((reply, 0, due_time)) for due_time in soonest), stored
+        # Delays, as nearly all are, can be compared as they are; moments cannot.
+        candidates = [min(times)] if {*map(type, times)} == {int} else times
+        return min(due_us_of_stored((reply, 0, due_time)) for due_time in candidates), stored
 
     # Taking
 
