@@ -128,6 +128,10 @@ class Model:
         ends = [*self.kept(group), *(each.ends for each in self.of(group) if each.lease)]
         return sum(end > self.now for end in ends)
 
+    def leases_at_last_claim(self, group: str) -> int:
+        """Return how many leases of a group the last claim left, ended ones too."""
+        return len(self.kept(group)) + sum(each.lease is not None for each in self.of(group))
+
     def gate(self, limit: Limit, key: str | None, some: list[Live]) -> float:
         """Return when the limit lets another one of these messages run, at the earliest."""
         gate = float(self.now)
@@ -584,7 +588,7 @@ class GroupsMachine(QueueMachine):
     def compare_turns(self, group: str, stored: Stored) -> None:
         model = self.model
         turn, limit = model.turn(group), model.limit_of(group)
-        if limit.concurrency is not None and model.running(group) > limit.concurrency:
+        if limit.concurrency is not None and model.leases_at_last_claim(group) > limit.concurrency:
             # The limit was lowered: claims look again whenever a lease ends.
             return
         if limit.rate is not None and model.counted(group) > limit.rate:
