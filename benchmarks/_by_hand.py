@@ -76,9 +76,9 @@ class SharedOffers(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        while (answer := self._reader.gets()) is not False:
-            if isinstance(answer, Exception):
-                raise answer
+        while (reply := self._reader.gets()) is not False:
+            if isinstance(reply, Exception):
+                raise reply
             batch = self._sent.popleft()
             while self._waiting and len(self._sent) < _ON_THE_WAY:
                 self._send()

@@ -94,7 +94,7 @@ def connect(
             is moved to other partitions, before it raises ServerUnavailable: seconds or a
             timedelta, 5 s by default; 0 to try once. To open a connection, to find the servers of
             a cluster, and for the calls before it, a call has at least a second. One that was sent
-            waits for its answer, for up to 5 s.
+            waits for its reply, for up to 5 s.
         name_mapper: Maps a queue's name to its name on the server, like the ``NameMapper`` of a
             Redisson client: ``"prod:{}".format`` puts a prefix before each name.
         tasks: Tasks to bind to the client while it is open: offers of them go through it.

@@ -26,7 +26,7 @@
     ├── QueueFull                        the queue holds max_size messages; nothing was written
     ├── NotDurable                       stored, but not as safely as was asked for
     ├── ServerError
-    │   ├── ServerUnavailable            no answer at the address; nothing was written
+    │   ├── ServerUnavailable            no server answers; nothing was written
     │   ├── OutcomeUnknown               sent, but the reply was lost: it may have been carried out
     │   └── ServerRefused                an error reply (memory, permission, a key of another type)
     └── TimerError (RuntimeError)

@@ -265,13 +265,13 @@ def _patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, limit in {
             "_redis.retry.FIRST_WITHIN": 54,
-            "_redis.connection.ANSWER_WITHIN": 60,
-            "_redis.client.ANSWER_WITHIN": 60,
+            "_redis.connection.GIVE_UP_AFTER": 60,
+            "_redis.client.GIVE_UP_AFTER": 60,
             "_redis.client.RETRY_FOR": 60,
             "_engine.leases.RETRY_FOR": 60,
             "_redis.pool.OPEN_TIMEOUT": 60,
             "_redis.return_calls._LONGEST_EXTENSION": 60,
-            "_engine.dispatcher.ANSWER_WITHIN": 60,
+            "_engine.dispatcher.NOWAIT_TIMEOUT": 60,
             "_engine.scheduler._CLOSE_WITHIN": 90,
         }.items():
             patch.setattr(f"delayq.{name}", limit)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 # How long a caller that does not want to wait for messages waits for the server, in seconds.
-ANSWER_WITHIN = 5.0
+NOWAIT_TIMEOUT = 5.0
 # How long other clients may still wait for slots of a limit that have become free, in seconds.
 _CONTESTED_FOR = 1.0
 
@@ -303,7 +303,7 @@ class Dispatcher(Generic[Item]):
         self._on_join(nowait)
         if timeout is not None:
             caller.timeout = self.services.timer.new_timeout(
-                lambda _: self._expire(caller), ANSWER_WITHIN if nowait else timeout
+                lambda _: self._expire(caller), NOWAIT_TIMEOUT if nowait else timeout
             )
         return caller
 
@@ -436,7 +436,7 @@ class Dispatcher(Generic[Item]):
         if caller.nowait and not caller.items:
             caller.fail(
                 caller.error
-                or ServerUnavailable(f"the server did not answer within {ANSWER_WITHIN:g} s")
+                or ServerUnavailable(f"the server did not answer within {NOWAIT_TIMEOUT:g} s")
             )
         else:
             caller.future.set_result(caller.items)

@@ -139,7 +139,7 @@ class LeaseKeeper(Generic[L]):
             async with asyncio.timeout(lease / _TIMES):
                 ours = await self._extend(claims, self._lease_us)
         except (ServerError, TimeoutError) as error:
-            reason = str(error) or "no answer in time"
+            reason = str(error) or "no reply in time"
             log(WARNING, self._name, "cannot renew %d leases: %s", len(claims), reason)
             for claim in claims:
                 # As far as we can tell the lease has ended, so another worker may have the message.

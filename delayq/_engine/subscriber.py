@@ -92,8 +92,8 @@ class Subscriber:
         finally:
             writer.cancel()
 
-    def _handle(self, answer: Any) -> None:
-        kind, *parts = answer if isinstance(answer, list) and answer else [answer]
+    def _handle(self, reply: Any) -> None:
+        kind, *parts = reply if isinstance(reply, list) and reply else [reply]
         if kind == b"message":
             try:
                 self._on_message(parts[0].decode(), parts[1])

@@ -9,7 +9,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from delayq._redis.connection import ANSWER_WITHIN, ReplyError
+from delayq._redis.connection import GIVE_UP_AFTER, ReplyError
 from delayq._redis.durability import BLOCKS_FOR
 from delayq._redis.error_reader import (
     ErrorReader,
@@ -52,12 +52,12 @@ RETRY_FOR = 5.0
 _SHORTEST_TRY = 1.0
 # Keys that one step of a scan reads, which takes the server a fraction of a millisecond.
 _KEYS_PER_STEP = 1000
-# The answer to CONFIG SET for a setting that there is not, in Redis 6.2 and in newer servers.
+# The reply to CONFIG SET for a setting that there is not, in Redis 6.2 and in newer servers.
 _UNKNOWN_SETTING = re.compile("unsupported config|unknown option", re.IGNORECASE)
 
 
 class Confirmation(NamedTuple):
-    """Commands that confirm an answer; ``on_reply`` gets the last one's answer, and errors."""
+    """Commands that confirm a reply; ``on_reply`` gets the last one's reply, and errors."""
 
     commands: Sequence[tuple[str, ...]]
     on_reply: Callable[[Any], object]
@@ -69,7 +69,7 @@ class _Call(NamedTuple):
     Attributes:
         command: The command; for a script, the call of its plain form.
         script: The script that it calls, if it does.
-        confirm: Called with the answer; returns commands to send without awaiting their answers.
+        confirm: Called with the reply; returns commands to send without awaiting their replies.
         follow_up: A command that follows on the same connection.
         deadline: When to give up, on the event loop's clock.
     """
@@ -152,11 +152,11 @@ class RedisClient:
     ) -> Any:
         """Run a script, and retry it where safe, for :attr:`retry_for` seconds or up to a deadline.
 
-        With a command to follow it, return both answers. The second may be an error.
+        With a command to follow it, return both replies. The second may be an error.
 
         Raises:
             ServerUnavailable: It was not carried out.
-            OutcomeUnknown: It was sent, and its answer was lost.
+            OutcomeUnknown: It was sent, and its reply was lost.
             ServerRefused: The server answered with an error.
         """
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
@@ -164,11 +164,11 @@ class RedisClient:
         attempt = partial(self._attempt, keys[0], call)
         return await self._repeat(attempt, script.repeatable, deadline, writes=True)
 
-    def interpret(self, answer: Any, pool: ConnectionPool) -> Any:
-        """Return an answer that came over ``pool``, or the error that it means."""
-        if not isinstance(answer, _ERRORS):
-            return answer
-        error = self._errors.read(answer, pool)
+    def interpret(self, reply: Any, pool: ConnectionPool) -> Any:
+        """Return a reply that came over ``pool``, or the error that it means."""
+        if not isinstance(reply, _ERRORS):
+            return reply
+        error = self._errors.read(reply, pool)
         if not isinstance(error, (RepeatNow, SettingsChanged)):
             self.errors += 1
         return error
@@ -183,7 +183,7 @@ class RedisClient:
     ) -> Connection | None:
         """Send a script's call before this returns, if a connection is free, and do not retry it.
 
-        ``on_reply`` gets the answer, or the error that :meth:`run` would raise:
+        ``on_reply`` gets the reply, or the error that :meth:`run` would raise:
         :class:`ServerUnavailable` also if the server does not know the script. ``beside`` is the
         connection of a call still in flight, after which this one is carried out.
 
@@ -203,15 +203,15 @@ class RedisClient:
         if wire is None or (beside is not None and not pool.share(beside)):
             return None
 
-        def answered(answer: Any) -> None:
+        def answered(reply: Any) -> None:
             pool.release(wire)
-            if isinstance(answer, _ERRORS):
-                if isinstance(answer, OSError):
+            if isinstance(reply, _ERRORS):
+                if isinstance(reply, OSError):
                     self.topology.suspect(pool)
-                answer = self.interpret(answer, pool)
+                reply = self.interpret(reply, pool)
             elif form is not script:
                 self.rights.permitted(wire, script, key, form)
-            on_reply(answer)
+            on_reply(reply)
 
         try:
             form: Form | Script = script
@@ -233,13 +233,13 @@ class RedisClient:
         command: tuple[str | int, ...],
         on_reply: Callable[[Any], object],
     ) -> None:
-        """Send a command behind a call of :meth:`send_now`; ``on_reply`` gets answer or error."""
+        """Send a command behind a call of :meth:`send_now`; ``on_reply`` gets reply or error."""
         pool = self.topology.pool_of(key)
         pool.share(wire)
 
-        def answered(answer: Any) -> None:
+        def answered(reply: Any) -> None:
             pool.release(wire)
-            on_reply(answer)
+            on_reply(reply)
 
         self.round_trips += 1
         wire.call(command, answered, BLOCKS_FOR)
@@ -281,12 +281,12 @@ class RedisClient:
         await self.anywhere("FLUSHALL")
 
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
-        """Return the answers of all servers that are up, or raise if one refuses or none is."""
+        """Return the replies of all servers that are up, or raise if one refuses or none is."""
 
         async def ask(pool: ConnectionPool) -> AsyncIterator[Any]:
             yield await self._attempt_at(pool, _Call(command))
 
-        return [answer async for answer in self._answers_of(await self._masters(), ask)]
+        return [reply async for reply in self._replies_of(await self._masters(), ask)]
 
     async def info(self) -> list[dict[str, str]]:
         """Return the figures of every server, by name. Raises as :meth:`everywhere` does."""
@@ -333,21 +333,21 @@ class RedisClient:
                 yield keys
 
         pools = await self._masters() if key is None else [await self.topology.find_pool(key)]
-        async for page in self._answers_of(pools, pages):
+        async for page in self._replies_of(pools, pages):
             for stored_key in page:
                 yield stored_key
 
-    async def _answers_of(
+    async def _replies_of(
         self,
         pools: Sequence[ConnectionPool],
         ask: Callable[[ConnectionPool], AsyncIterator[Any]],
     ) -> AsyncIterator[Any]:
-        """Yield the answers of all servers that are up, and warn of others; raise if none is."""
+        """Yield the replies of all servers that are up, and warn of others; raise if none is."""
         errors: dict[str, ServerError] = {}
         for pool in pools:
             try:
-                async for answer in ask(pool):
-                    yield answer
+                async for reply in ask(pool):
+                    yield reply
             except (ServerUnavailable, OutcomeUnknown) as error:
                 errors[pool.label] = error
         for label, reason in errors.items():
@@ -369,7 +369,7 @@ class RedisClient:
     ) -> Any:
         """Run a script once.
 
-        ``confirm``, if given, gets the answer, and returns commands to send at once.
+        ``confirm``, if given, gets the reply, and returns commands to send at once.
         """
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         return await self._attempt(keys[0], _Call(command, script, confirm))
@@ -463,14 +463,14 @@ class RedisClient:
             if call.confirm is not None and (confirmation := call.confirm(reply)) is not None:
                 self._confirm(wire, asking, confirmation)
         except ReplyError as error:
-            # The answer to the command that follows it may be held back for a while.
+            # The reply to the command that follows it may be held back for a while.
             is_answered = follow_up is None
             raise self.interpret(error, pool) from error
         except OSError as error:
             self.topology.suspect(pool)
             raise self.interpret(error, pool) from error
         finally:
-            # A caller that is cancelled leaves answers in flight.
+            # A caller that is cancelled leaves replies in flight.
             (pool.release if is_answered else pool.abandon)(wire)
         return reply
 
@@ -493,9 +493,9 @@ class RedisClient:
         *commands, last = confirmation.commands
         on_reply = confirmation.on_reply
 
-        def answered(answer: Any) -> None:
-            if isinstance(answer, Exception):
-                on_reply(answer)
+        def answered(reply: Any) -> None:
+            if isinstance(reply, Exception):
+                on_reply(reply)
 
         calls: list[tuple[tuple[str, ...], Callable[[Any], object] | None]]
         calls = [*((command, answered) for command in commands), (last, on_reply)]
@@ -513,7 +513,7 @@ class RedisClient:
         """
         try:
             limit = self._limit_of_try(deadline)
-            seconds = min(ANSWER_WITHIN, self.waits_for)
+            seconds = min(GIVE_UP_AFTER, self.waits_for)
             if limit is not None:
                 seconds = min(seconds, limit - self._loop.time())
             async with within(seconds):
@@ -551,13 +551,13 @@ class RedisClient:
         self.round_trips += 1
         if asking:
             wire.tell("ASKING")
-        answer = wire.ask(*command)
+        reply = wire.ask(*command)
         if follow_up is None:
-            return await answer
+            return await reply
         second: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.round_trips += 1
         wire.call(follow_up, partial(_resolve, second), BLOCKS_FOR)
-        return await answer, await second
+        return await reply, await second
 
 
 def read_info(reply: bytes) -> dict[str, str]:
@@ -571,6 +571,6 @@ def read_info(reply: bytes) -> dict[str, str]:
 
 
 def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
-    # Errors are results, too, because the answer before this one is known.
+    # Errors are results, too, because the reply before this one is known.
     if not future.done():
         future.set_result(reply)

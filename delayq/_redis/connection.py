@@ -1,4 +1,4 @@
-"""One open connection: commands out, answers in."""
+"""One open connection: commands out, replies in."""
 # ruff: noqa: SLF001 - redis-py opens the socket, and has no other way to let go of it
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if sys.platform == "linux":
 
 _log = logging.getLogger("delayq")
 
-# How long a connection may be silent while an answer is missing, seconds.
-ANSWER_WITHIN = 5.0
+# How long a connection may be silent while a reply is missing, seconds.
+GIVE_UP_AFTER = 5.0
 # After how much of that time the connection is doubted, seconds.
 DOUBT_AFTER = 1.0
 # After this time, the event loop has read what had arrived before, seconds.
@@ -59,10 +59,10 @@ class _SentCommand(NamedTuple):
     """A command that has not been answered yet.
 
     Attributes:
-        on_reply: Called with the answer, if it is needed.
+        on_reply: Called with the reply, if it is needed.
         sent_at: When the command was sent, seconds.
-        allowance: How many seconds longer than others the answer may take.
-        afterwards: Called when the answer has come, or will not come any more.
+        allowance: How many seconds longer than others the reply may take.
+        afterwards: Called when the reply has come, or will not come any more.
     """
 
     on_reply: Callable[[Any], object] | None
@@ -70,12 +70,12 @@ class _SentCommand(NamedTuple):
     allowance: float
     afterwards: list[Callable[[], object]] | None = None
 
-    def resolve(self, answer: Any) -> None:
+    def resolve(self, reply: Any) -> None:
         if self.on_reply is not None:
             try:
-                self.on_reply(answer)
-            except Exception:  # noqa: BLE001 - the other calls on this connection must get their answers all the same
-                _log.exception("handling an answer failed")
+                self.on_reply(reply)
+            except Exception:  # noqa: BLE001 - the other calls on this connection must get their replies all the same
+                _log.exception("handling a reply failed")
         for callback in self.afterwards or ():
             callback()
 
@@ -93,13 +93,13 @@ class Owner(Protocol):
 
 
 class Pulse:
-    """The signs of life of a connection, which is silent if nothing moves but an answer is missing.
+    """The signs of life of a connection, which is silent if nothing moves but a reply is missing.
 
     Attributes:
         moved_at: When bytes were last seen to come in or leave, seconds on the event loop's clock.
-        doubted_at: When an answer was last found to be missing for too long.
-        round_trip: The time that the fastest answer took, seconds; infinite before the first one.
-        due_since: When a command was sent whose answer no call awaits, until anything arrives.
+        doubted_at: When a reply was last found to be missing for too long.
+        round_trip: The time that the fastest reply took, seconds; infinite before the first one.
+        due_since: When a command was sent whose reply no call awaits, until anything arrives.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class Pulse:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether an answer was missing for too long, and nothing has moved since then."""
+        """Whether a reply was missing for too long, and nothing has moved since then."""
         return self.doubted_at > self.moved_at
 
     def silent_since(self, oldest: _SentCommand | None) -> float | None:
@@ -165,13 +165,13 @@ def socket_of(opened: AbstractConnection) -> socket.socket:
 class Connection(asyncio.Protocol):
     """A connection that redis-py has opened; from then on its socket is read and written here.
 
-    redis-py's streams are not used, because they cost more than all else that a call needs. Answers
+    redis-py's streams are not used, because they cost more than all else that a call needs. Replies
     come in the order of the commands, and several may be in flight. Data that no call has asked
     for, such as notifications, is kept for :meth:`read`.
 
-    A connection that dies silently looks like one whose answer takes a long time. While bytes come
+    A connection that dies silently looks like one whose reply takes a long time. While bytes come
     in or leave, it is alive. When it has been silent for :data:`DOUBT_AFTER` seconds, the owner is
-    notified, and again from time to time. After :data:`ANSWER_WITHIN` seconds the connection ends
+    notified, and again from time to time. After :data:`GIVE_UP_AFTER` seconds the connection ends
     itself.
 
     Attributes:
@@ -181,10 +181,10 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self, opened: AbstractConnection) -> None:
-        """Take over a connection on which no answer is outstanding."""
+        """Take over a connection on which no reply is outstanding."""
         self.owner: Owner | None = None
         self.permits: OrderedDict[tuple[str, str], float] = OrderedDict()
-        # How many commands in flight allow the server to hold back its answers.
+        # How many commands in flight allow the server to hold back its replies.
         self._blocking = 0
         # How many callbacks of `when_answered` are outstanding.
         self._abandoned = 0
@@ -236,28 +236,28 @@ class Connection(asyncio.Protocol):
 
     @property
     def unanswered(self) -> int:
-        """The number of answers that are outstanding."""
+        """The number of replies that are outstanding."""
         return len(self._in_flight)
 
     @property
     def waiting_since(self) -> float:
-        """When the command was sent whose answer comes next, on the event loop's clock; infinite if
-        no answer is outstanding.
+        """When the command was sent whose reply comes next, on the event loop's clock; infinite if
+        no reply is outstanding.
         """
         return self._in_flight[0].sent_at if self._in_flight else math.inf
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the server may hold back the answers to commands that are sent now."""
+        """Whether the server may hold back the replies to commands that are sent now."""
         return self._blocking > 0
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the answer of a caller that has left is outstanding."""
+        """Whether the reply of a caller that has left is outstanding."""
         return self._abandoned > 0
 
     def ask(self, *command: Any) -> asyncio.Future[Any]:
-        """Send a command, and return a future of its answer, or of the error."""
+        """Send a command, and return a future of its reply, or of the error."""
         future = asyncio.get_running_loop().create_future()
         self.call(command, partial(_resolve, future))
         return future
@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
     def call(
         self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0
     ) -> None:
-        """Send a command; the server may hold back the answer for ``blocks`` seconds."""
+        """Send a command; the server may hold back the reply for ``blocks`` seconds."""
         if self._failure is not None:
             raise self._not_sent()
         packed = _packed(command)
@@ -295,7 +295,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(b"".join(packed))
 
     def when_answered(self, callback: Callable[[], object]) -> None:
-        """Call back when all answers outstanding now have come, and be abandoned until then."""
+        """Call back when all replies outstanding now have come, and be abandoned until then."""
         if not self._in_flight:
             callback()
             return
@@ -307,17 +307,17 @@ class Connection(asyncio.Protocol):
             last.afterwards.append(callback)
 
     def tell(self, *command: Any) -> None:
-        """Send a command whose answer is not needed. Raises as :meth:`ask` does."""
+        """Send a command whose reply is not needed. Raises as :meth:`ask` does."""
         self.call(command, None)
 
     def write(self, *command: Any) -> None:
-        """Send a command whose answer, if any, goes to :meth:`read`. Raises as :meth:`ask` does."""
+        """Send a command whose reply, if any, goes to :meth:`read`. Raises as :meth:`ask` does."""
         if self._failure is not None:
             raise self._not_sent()
         self._transport.write(_packed(command))
 
     def ping(self) -> None:
-        """Send a PING as :meth:`write` does. Silence after it counts as a missing answer."""
+        """Send a PING as :meth:`write` does. Silence after it counts as a missing reply."""
         self.write("PING")
         if self.pulse.due_since is None:
             self.pulse.due_since = asyncio.get_running_loop().time()
@@ -336,10 +336,10 @@ class Connection(asyncio.Protocol):
         """Return data that no call has asked for, or raise ReplyError or OSError."""
         if self._inbox.empty() and not self.is_open:
             raise self._not_sent()
-        answer = await self._inbox.get()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        reply = await self._inbox.get()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     async def drain(self) -> None:
         """Wait until the system takes more data. Until then, sent data is kept here."""
@@ -360,16 +360,16 @@ class Connection(asyncio.Protocol):
         reader = self._reader
         reader.feed(data)
         try:
-            while (answer := reader.gets()) is not _INCOMPLETE:
+            while (reply := reader.gets()) is not _INCOMPLETE:
                 # Looked up each time: a callback may end the connection.
                 if not self._in_flight:
-                    self._inbox.put_nowait(answer)
+                    self._inbox.put_nowait(reply)
                     continue
                 command = self._in_flight.popleft()
                 pulse.round_trip = min(pulse.round_trip, now - command.sent_at)
                 if command.afterwards:
                     self._abandoned -= len(command.afterwards)
-                command.resolve(answer)
+                command.resolve(reply)
         except ProtocolError as error:
             self._lose(ConnectionError(f"the server does not speak the Redis protocol: {error}"))
 
@@ -398,22 +398,22 @@ class Connection(asyncio.Protocol):
         error.__cause__ = self._failure
         return error
 
-    def _unblocked(self, on_reply: Callable[[Any], object] | None, answer: Any) -> None:
+    def _unblocked(self, on_reply: Callable[[Any], object] | None, reply: Any) -> None:
         self._blocking -= 1
         if on_reply is not None:
-            on_reply(answer)
+            on_reply(reply)
 
     def _watch(self) -> None:
         """Start the timer that serves all commands sent until it fires."""
         self._silence_check = asyncio.get_running_loop().call_later(
-            min(DOUBT_AFTER, ANSWER_WITHIN), self._check_silence
+            min(DOUBT_AFTER, GIVE_UP_AFTER), self._check_silence
         )
 
     def _check_silence(self, before: float | None = None) -> None:
-        """Check for a missing answer.
+        """Check for a missing reply.
 
-        A missing answer counts if it had not come ``before`` a time that is over. The event loop
-        may be late for this check, and the answer may wait to be read: then it is read before the
+        A missing reply counts if it had not come ``before`` a time that is over. The event loop
+        may be late for this check, and the reply may wait to be read: then it is read before the
         next check.
         """
         self._silence_check = None
@@ -422,17 +422,17 @@ class Connection(asyncio.Protocol):
             return
         now = asyncio.get_running_loop().time()
         silent = (now if before is None else before) - start
-        if before is None and silent >= min(DOUBT_AFTER, ANSWER_WITHIN):
+        if before is None and silent >= min(DOUBT_AFTER, GIVE_UP_AFTER):
             self._silence_check = asyncio.get_running_loop().call_later(
                 _READ_WITHIN, self._check_silence, now
             )
             return
-        if silent >= ANSWER_WITHIN:
-            self.give_up(f"no answer within {ANSWER_WITHIN:g} s")
+        if silent >= GIVE_UP_AFTER:
+            self.give_up(f"no reply within {GIVE_UP_AFTER:g} s")
             return
         doubt_in = DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent
         # A large command has more time than those that are sent behind it.
-        wait = min(DOUBT_AFTER, doubt_in, ANSWER_WITHIN - silent)
+        wait = min(DOUBT_AFTER, doubt_in, GIVE_UP_AFTER - silent)
         self._silence_check = asyncio.get_running_loop().call_later(wait, self._check_silence)
         if silent >= DOUBT_AFTER:
             self.pulse.doubted_at = now
@@ -483,13 +483,13 @@ def _keep_alive(connected: Any, user_options: Any) -> None:
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _resolve(future: asyncio.Future[Any], answer: Any) -> None:
+def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
     if future.done():
         return
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
     else:
-        future.set_result(answer)
+        future.set_result(reply)
 
 
 def own_copy(error: _Error) -> _Error:

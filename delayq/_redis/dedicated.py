@@ -74,9 +74,9 @@ class DedicatedConnection:
             raise _broken(error) from error
 
     async def read(self) -> Any:
-        """Read the next answer, however long it takes; ServerRefused if it is an error."""
+        """Read the next reply, however long it takes; ServerRefused if it is an error."""
         try:
-            answer = await self._wire.read()
+            reply = await self._wire.read()
         except (ReplyError, OSError) as error:
             # In a cluster, an error may mean that the key has moved.
             self._nodes.suspect(self._pool)
@@ -85,7 +85,7 @@ class DedicatedConnection:
             kind = ServerUnavailable if is_not_now(str(error)) else ServerRefused
             raise kind(str(error)) from error
         self.answered = True
-        return answer
+        return reply
 
     def cut(self) -> None:
         """Close the connection; a waiting :meth:`read` ends with :class:`ServerUnavailable`."""

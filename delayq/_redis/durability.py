@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# How long a command that follows a script may hold back its answer, seconds.
+# How long a command that follows a script may hold back its reply, seconds.
 BLOCKS_FOR = 2.0
 # After this time writes count as not safe, ms. Redis set to ``everysec`` syncs once a second.
 WITHIN_MS = int(BLOCKS_FOR * 1000)
@@ -47,15 +47,15 @@ class Durability(NamedTuple):
         # WAIT for zero replicas answers at once.
         return ("WAIT", 0, 1) if self.replicas else ("WAITAOF", 1, 0, 1)
 
-    def failure(self, answer: Any) -> str:
-        """Return why earlier writes are not safe, according to that answer; empty if they are."""
-        if isinstance(answer, BaseException):
-            return f"the server did not confirm durability: {answer}"
+    def failure(self, reply: Any) -> str:
+        """Return why earlier writes are not safe, according to that reply; empty if they are."""
+        if isinstance(reply, BaseException):
+            return f"the server did not confirm durability: {reply}"
         if not self.replicas:
-            return "" if answer[0] >= 1 else f"not on disk within {WITHIN_MS / 1000:g} s"
-        if answer >= self.replicas:
+            return "" if reply[0] >= 1 else f"not on disk within {WITHIN_MS / 1000:g} s"
+        if reply >= self.replicas:
             return ""
-        return f"only {answer} of {self.replicas} replicas confirmed within {WITHIN_MS / 1000:g} s"
+        return f"only {reply} of {self.replicas} replicas confirmed within {WITHIN_MS / 1000:g} s"
 
 
 class Disk:

@@ -103,5 +103,5 @@ def _broken(error: OSError) -> ServerError:
     if isinstance(error, NotSent):
         return ServerUnavailable(f"the connection broke: {error}")
     return OutcomeUnknown(
-        f"the connection broke before the answer arrived: {error or type(error).__name__}"
+        f"the connection broke before the reply arrived: {error or type(error).__name__}"
     )

@@ -41,8 +41,8 @@ _BACKLOG_IS_FULL = (errno.EAGAIN, errno.ENOTCONN)
 _SOON = 1.0
 # How long a server that does not answer has to show whether it speaks TLS, seconds.
 _SCHEME_SHOWS_WITHIN = 2.0
-# The first bytes of the answers to a PING: done, or an error.
-_PING_ANSWERS = (b"+", b"-")
+# The first bytes of the replies to a PING: done, or an error.
+_PING_REPLIES = (b"+", b"-")
 _OF_THE_ADDRESS = "user and password"
 # The beginnings of errors about the user, the password or the user's rights.
 _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "Client sent AUTH")
@@ -147,15 +147,15 @@ async def _open_first(address: Address) -> tuple[Connection, bytes | None, Seque
 async def _master(sentinel: Address, service: str) -> tuple[str, int]:
     """Return host and port of the server that a Sentinel names."""
     question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
-    wire, _, (answer,) = await _open(
+    wire, _, (reply,) = await _open(
         sentinel, question, credentials="sentinel_username and sentinel_password"
     )
     wire.close()
-    if isinstance(answer, ReplyError):
-        raise _refusal(answer, sentinel)
-    if not answer:
+    if isinstance(reply, ReplyError):
+        raise _refusal(reply, sentinel)
+    if not reply:
         raise ServerUnavailable(f"{sentinel.label} does not know the service {service!r}")
-    return answer[0].decode(), int(answer[1])
+    return reply[0].decode(), int(reply[1])
 
 
 async def _open(
@@ -169,7 +169,7 @@ async def _open(
         credentials: What to check in the address if the server does not let us in.
 
     Returns:
-        The connection, the server's role or None, and the answers, which may be errors.
+        The connection, the server's role or None, and the replies, which may be errors.
     """
     opened = address.connection()
     try:
@@ -194,15 +194,15 @@ async def _open(
     commands = [*([("SELECT", database)] if database else []), *questions]
     try:
         auth = ("AUTH", *secrets) if secrets else ()
-        hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *commands)
+        hello, *replies = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *commands)
         if isinstance(hello, ReplyError) and _lacks_hello(str(hello), signed_in=bool(auth)):
-            hello, _, *answers = await _ask(
+            hello, _, *replies = await _ask(
                 wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *commands
             )
         refusals = [
-            answer
-            for answer in (hello, *answers[: len(commands) - len(questions)])
-            if isinstance(answer, ReplyError)
+            reply
+            for reply in (hello, *replies[: len(commands) - len(questions)])
+            if isinstance(reply, ReplyError)
         ]
         if refusals:
             raise _refusal(refusals[0], address, credentials)  # noqa: TRY301 - the connection is closed in one place
@@ -212,7 +212,7 @@ async def _open(
             raise
         raise reason from _without_causes(error)
     facts = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
-    return wire, facts.get(b"role"), answers[len(commands) - len(questions) :]
+    return wire, facts.get(b"role"), replies[len(commands) - len(questions) :]
 
 
 async def _connect(opened: AbstractConnection, address: Address) -> None:
@@ -248,12 +248,12 @@ def _lacks_hello(error: str, *, signed_in: bool) -> bool:
 
 
 async def _ask(wire: Connection, *commands: tuple[Any, ...]) -> list[Any]:
-    """Send commands together. Returns the answers, which may be errors from the server."""
-    answers = await asyncio.gather(
+    """Send commands together. Returns the replies, which may be errors from the server."""
+    replies = await asyncio.gather(
         *[wire.ask(*command) for command in commands], return_exceptions=True
     )
-    for answer in answers:
-        if isinstance(answer, OSError):
+    for reply in replies:
+        if isinstance(reply, OSError):
             if not wire.is_clean:
                 # The reason why the server hung up, which it sent before it was asked.
                 try:
@@ -262,8 +262,8 @@ async def _ask(wire: Connection, *commands: tuple[Any, ...]) -> list[Any]:
                     return [reason]
                 except OSError:
                     pass
-            raise answer
-    return answers
+            raise reply
+    return replies
 
 
 async def _credentials(opened: AbstractConnection, address: Address) -> tuple[str, ...]:
@@ -415,7 +415,7 @@ async def _answers_plainly(host: str, port: int) -> bool:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(b"PING\r\n")
-        return await reader.read(1) in _PING_ANSWERS
+        return await reader.read(1) in _PING_REPLIES
     finally:
         writer.transport.abort()
 

@@ -33,39 +33,39 @@ async def run_all(client: RedisClient, script: Script, calls: Sequence[Call]) ->
     Calls whose keys another server has are then made one by one.
 
     Returns:
-        Each call's answer, or the error that :meth:`RedisClient.run` would raise for it.
+        Each call's reply, or the error that :meth:`RedisClient.run` would raise for it.
     """
-    answers: list[Any] = [None] * len(calls)
+    replies: list[Any] = [None] * len(calls)
     remaining = [*range(len(calls))]
     # Again for a connection that was dead, and a server that does not know the script.
     for spelled_out in (False, True):
         if len(remaining) > 1:
             retried = [calls[position] for position in remaining]
-            replies = await _run_at_once(client, script, retried, spelled_out)
-            for position, answer in zip(remaining, replies, strict=True):
-                answers[position] = answer
+            results = await _run_at_once(client, script, retried, spelled_out)
+            for position, reply in zip(remaining, results, strict=True):
+                replies[position] = reply
             remaining = [
                 position
                 for position in remaining
-                if isinstance(answers[position], _NOT_ANSWERED)
-                and not isinstance(answers[position], Redirected)
+                if isinstance(replies[position], _NOT_ANSWERED)
+                and not isinstance(replies[position], Redirected)
             ]
     alone = remaining
     if len(calls) > 1:
         alone = [
-            position for position, answer in enumerate(answers) if isinstance(answer, Redirected)
+            position for position, reply in enumerate(replies) if isinstance(reply, Redirected)
         ]
     runs = (client.run(script, *calls[position]) for position in alone)
     results = await asyncio.gather(*runs, return_exceptions=True)
-    for position, answer in zip(alone, results, strict=True):
-        answers[position] = answer
-    return answers
+    for position, reply in zip(alone, results, strict=True):
+        replies[position] = reply
+    return replies
 
 
 async def _run_at_once(
     client: RedisClient, script: Script, calls: Sequence[Call], spelled_out: bool
 ) -> list[Any]:
-    """Return the answer to each call, or an error."""
+    """Return the reply to each call, or an error."""
     try:
         pool = await client.topology.find_pool(calls[0][0][0])
         connection = pool.acquire_nowait() or await client.acquire(pool)
@@ -80,16 +80,16 @@ async def _run_at_once(
         for keys, args in calls:
             futures.append(connection.ask(*command, len(keys), *keys, *args))
             command = ("EVALSHA", script.sha)
-        answers = await asyncio.gather(*futures, return_exceptions=True)
+        replies = await asyncio.gather(*futures, return_exceptions=True)
         arrived = connection.is_open
     except OSError as error:
         return [client.interpret(error, pool)] * len(calls)
     finally:
-        # A caller that is cancelled leaves answers in flight.
+        # A caller that is cancelled leaves replies in flight.
         (pool.release if arrived else pool.abandon)(connection)
     if not arrived:
         client.topology.suspect(pool)
-    return [client.interpret(answer, pool) for answer in answers]
+    return [client.interpret(reply, pool) for reply in replies]
 
 
 class CallCoalescer:
@@ -121,7 +121,7 @@ class CallCoalescer:
 
     async def _run(self, script: Script, calls: list[_WaitingCall]) -> None:
         try:
-            answers = await run_all(
+            replies = await run_all(
                 self._client, script, [(request.keys, request.args) for request, _ in calls]
             )
         except BaseException as error:
@@ -132,13 +132,13 @@ class CallCoalescer:
                 elif not future.done():
                     future.set_exception(own_copy(error))
             raise
-        for (_, future), answer in zip(calls, answers, strict=True):
+        for (_, future), reply in zip(calls, replies, strict=True):
             if future.done():
                 continue
-            if isinstance(answer, BaseException):
-                future.set_exception(answer)
+            if isinstance(reply, BaseException):
+                future.set_exception(reply)
             else:
-                future.set_result(answer)
+                future.set_result(reply)
 
     def _server_of(self, key: str) -> ConnectionPool | None:
         try:
@@ -174,18 +174,18 @@ class WaitingServer:
         beside: Connection | None = None,
     ) -> Connection | None:
         """Send a call as :meth:`RedisClient.send_now` does."""
-        answer: list[Any] = []
+        first_reply: list[Any] = []
 
         def answered(reply: Any) -> None:
             if isinstance(reply, DelayqError):
                 on_reply(reply)
             else:
-                answer.append(reply)
+                first_reply.append(reply)
 
         def waited(reply: Any) -> None:
             # If the first one was not answered, the caller has got the error already.
-            if answer:
-                on_reply((answer[0], reply))
+            if first_reply:
+                on_reply((first_reply[0], reply))
 
         wire = self._server.send_now(script, keys, args, answered, beside)
         if wire is not None:

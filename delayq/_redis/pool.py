@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from delayq._redis.connection import ANSWER_WITHIN, DOUBT_AFTER, ReplyError
+from delayq._redis.connection import DOUBT_AFTER, GIVE_UP_AFTER, ReplyError
 from delayq._redis.handshake import Opener
 from delayq._redis.retry import within
 from delayq.errors import Closed, DelayqError, ServerUnavailable
@@ -135,16 +135,16 @@ class ConnectionPool:
 
     @property
     def last_part_at(self) -> float:
-        """The moment when the last part of a slow answer came, on the event loop's clock; 0 if no
-        answer takes longer than :data:`ANSWER_WITHIN`.
+        """The moment when the last part of a slow reply came, on the event loop's clock; 0 if no
+        reply takes longer than :data:`GIVE_UP_AFTER`.
         """
-        late = asyncio.get_running_loop().time() - ANSWER_WITHIN
+        late = asyncio.get_running_loop().time() - GIVE_UP_AFTER
         parts = (wire.pulse.moved_at for wire in self._in_use if wire.waiting_since < late)
         return max(parts, default=0.0)
 
     @property
     def round_trip(self) -> float:
-        """The shortest time that an answer took, seconds; 0 before the first."""
+        """The shortest time that a reply took, seconds; 0 before the first."""
         self._round_trip = min(
             (wire.pulse.round_trip for wire in (*self._free, *self._in_use)),
             default=self._round_trip,
@@ -277,7 +277,7 @@ class ConnectionPool:
         return True
 
     def release(self, wire: Connection) -> None:
-        """Take back a connection, open or not, whose holder awaits no answer on it."""
+        """Take back a connection, open or not, whose holder awaits no reply on it."""
         use = self._in_use.get(wire)
         if use is None:
             pass
@@ -295,9 +295,9 @@ class ConnectionPool:
             self._wake()
 
     def abandon(self, wire: Connection) -> None:
-        """Take back a connection whose holder has left, once the answers in flight have arrived.
+        """Take back a connection whose holder has left, once the replies in flight have arrived.
 
-        Until then no further call shares it: the holder may have left for want of an answer.
+        Until then no further call shares it: the holder may have left for want of a reply.
         """
         wire.when_answered(partial(self.release, wire))
 
@@ -453,17 +453,17 @@ class _Probe:
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    def _answered(self, wire: Connection, answer: Any) -> None:
+    def _answered(self, wire: Connection, reply: Any) -> None:
         if wire in self.aside:
             self.aside.discard(wire)
-            if not isinstance(answer, OSError) and wire.is_open:
+            if not isinstance(reply, OSError) and wire.is_open:
                 self._pool.add_free(wire)
 
     async def _run(self) -> None:
         """Give up the silent connections if a fresh one is answered.
 
         After a long script, a server answers all connections in any order. So the fresh one is
-        asked once more, a moment after its first answer; a slow network makes that longer.
+        asked once more, a moment after its first reply; a slow network makes that longer.
         """
         now = asyncio.get_running_loop().time
         # Slightly in the future, so that the connections put aside count as asked by then.
@@ -472,7 +472,7 @@ class _Probe:
         fresh = await self._pool.open_own(anew=True)
         proven = False
         try:
-            # An error reply is an answer too.
+            # An error shows as well that the server is alive.
             with suppress(ReplyError):
                 await fresh.ask(*_NO_WORK)
             await asyncio.sleep(max(_MOMENT, now() - began))
@@ -487,8 +487,7 @@ class _Probe:
             return
         for wire in dead:
             wire.give_up(
-                f"no answer within {DOUBT_AFTER:g} s, although a new connection was answered at"
-                " once"
+                f"no reply within {DOUBT_AFTER:g} s, although a new connection was answered at once"
             )
         for wire, is_dedicated in in_use.items():
             # Its silence means nothing, but it is cheap to replace.

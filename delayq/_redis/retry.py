@@ -36,8 +36,8 @@ _NOT_NOW = re.compile(rf"{_IN_SCRIPT}(?:(?:{'|'.join(_CODES)})\b|max number of c
 # The number of parts in which a limit is counted. The loop runs at least this often before it ends.
 _PARTS_OF_LIMIT = 50
 
-# How long to wait for an answer before asking the next one as well, seconds. Over a long round
-# trip, a TLS connection takes that long: then several are asked, and the first answer counts.
+# How long to wait for a reply before asking the next one as well, seconds. Over a long round
+# trip, a TLS connection takes that long: then several are asked, and the first reply counts.
 ASK_NEXT_AFTER = 0.5
 # For all of them together, seconds: less than a call may take, to report the reasons.
 FIRST_WITHIN = 4.5
@@ -60,8 +60,8 @@ def retry_delay(
 async def within(seconds: float) -> AsyncIterator[None]:
     """Raise TimeoutError if the block takes longer than this, not counting delays of the loop.
 
-    A limit for an answer says something about the server. If the loop itself is late, because a
-    thousand clients are opened at once or the machine stands still, the answer may lie here unread,
+    A limit for a reply says something about the server. If the loop itself is late, because a
+    thousand clients are opened at once or the machine stands still, the reply may lie here unread,
     and each step of a greeting has to wait for its turn. So a delay counts as one part of the limit
     at most, however long it is.
     """

@@ -43,8 +43,8 @@ class ReturnCall:
     Attributes:
         fence: The key that makes a repetition harmless, if an answered only try makes it useless.
         tries: How often it was sent.
-        outcome: The server's answer, or the error of the last try; None before that.
-        is_postponed: Whether the last answer was that the server may carry out the call later.
+        outcome: The server's reply, or the error of the last try; None before that.
+        is_postponed: Whether the last reply was that the server may carry out the call later.
     """
 
     __slots__ = ("_decided", "fence", "is_postponed", "outcome", "request", "tries")
@@ -116,16 +116,16 @@ async def send(client: RedisClient, calls: Sequence[ReturnCall]) -> None:
         call.outcome = None
     try:
         if (sent := send_now(client, calls)) is not None:
-            _, answers = sent
+            _, replies = sent
         else:
             pool = await client.topology.find_pool(calls[0].request.keys[0])
             connection = pool.acquire_nowait() or await client.acquire(pool)
-            answers = _send_all(client, connection, pool, calls)
+            replies = _send_all(client, connection, pool, calls)
     except DelayqError as error:
         for call in calls:
             call.record_unsent(error)
     else:
-        await asyncio.wait(answers)
+        await asyncio.wait(replies)
 
 
 async def send_anew(client: RedisClient, calls: Sequence[ReturnCall]) -> None:
@@ -142,12 +142,12 @@ async def send_anew(client: RedisClient, calls: Sequence[ReturnCall]) -> None:
             connection = await pool.open_own(anew=True)
             try:
                 # Leave out the calls that were answered meanwhile: their fences are gone.
-                if answers := [
+                if replies := [
                     send_one(client, connection, pool, call)
                     for call in its_calls
                     if not call.is_done
                 ]:
-                    await asyncio.wait(answers)
+                    await asyncio.wait(replies)
             finally:
                 pool.close(connection)
 
@@ -157,11 +157,11 @@ async def send_anew(client: RedisClient, calls: Sequence[ReturnCall]) -> None:
 def _send_all(
     client: RedisClient, connection: Connection, pool: ConnectionPool, calls: Sequence[ReturnCall]
 ) -> list[asyncio.Future[None]]:
-    """Send calls over an acquired connection, and release it after the last answer."""
-    answers = [send_one(client, connection, pool, call) for call in calls]
-    # Answers come in the order of the calls.
-    answers[-1].add_done_callback(lambda _: pool.release(connection))
-    return answers
+    """Send calls over an acquired connection, and release it after the last reply."""
+    replies = [send_one(client, connection, pool, call) for call in calls]
+    # Replies come in the order of the calls.
+    replies[-1].add_done_callback(lambda _: pool.release(connection))
+    return replies
 
 
 def send_one(
@@ -171,8 +171,8 @@ def send_one(
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     script, keys, args, _ = call.request
 
-    def answered(answer: Any) -> None:
-        outcome = client.interpret(answer, pool)
+    def answered(reply: Any) -> None:
+        outcome = client.interpret(reply, pool)
         # A connection that breaks leaves the outcome unknown, so the server has said so.
         call.record(outcome, postponed=isinstance(outcome, ServerUnavailable))
         if not isinstance(outcome, DelayqError):
@@ -263,17 +263,17 @@ class ReturnRetrier:
 
 
 class ShutdownCalls:
-    """The calls that queues send while they close: all are written before any answer is awaited.
+    """The calls that queues send while they close: all are written before any reply is awaited.
 
     So the round trip, in seconds, decides when they arrive, but never whether they do. Calls
-    without an answer are soon sent again over a new connection: the first one may be dead.
+    without a reply are soon sent again over a new connection: the first one may be dead.
     """
 
     def __init__(self, server: RedisClient, round_trip: float = 0.0) -> None:
         self._server = server
         self._doubt = _FIRST_DOUBT + round_trip
         self._calls: list[ReturnCall] = []
-        self._answers: list[asyncio.Future[None]] = []
+        self._replies: list[asyncio.Future[None]] = []
         # The connection of each queue's last calls, behind which its next calls are sent.
         self._connections: dict[str, Connection] = {}
         self._draining: asyncio.Task[None] | None = None
@@ -286,8 +286,8 @@ class ShutdownCalls:
         self._calls += calls
         sent = send_now(self._server, calls, self._connections.get(queue))
         if sent is not None:
-            self._connections[queue], answers = sent
-            self._answers += answers
+            self._connections[queue], replies = sent
+            self._replies += replies
             return
         for call in calls:
             call.record_unsent()
@@ -329,7 +329,7 @@ class ShutdownCalls:
                         break
                     to_send = remaining
                 pending: list[asyncio.Future[None]] = [
-                    answer for answer in self._answers if not answer.done()
+                    reply for reply in self._replies if not reply.done()
                 ]
                 if retry is not None and not retry.done():
                     pending.append(retry)

@@ -93,15 +93,15 @@ _UNTRIED = {"PUBLISH", "PUBSUB", "UNLINK", "DEL"}
 # A full server refuses a script only before its first write, so there nothing is tried.
 _FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_ABSENT})"
 _CHECK = """do
-  local function says(answer, what)
-    return type(answer) == 'table' and string.find(tostring(answer.err), what)
+  local function says(reply, what)
+    return type(reply) == 'table' and string.find(tostring(reply.err), what)
   end
-  local function permitted(answer)
-    return not (says(answer, 'NOPERM') or says(answer, 'ACL failure')
-      or says(answer, 'The user executing'))
+  local function permitted(reply)
+    return not (says(reply, 'NOPERM') or says(reply, 'ACL failure')
+      or says(reply, 'The user executing'))
   end
   local refused
-  local function try(answer) if not permitted(answer) then refused = refused or answer end end
+  local function try(reply) if not permitted(reply) then refused = refused or reply end end
   if not says(%s, 'OOM') then
   %s
   end
@@ -168,7 +168,7 @@ def checked(script: Script) -> Form | None:
 
 
 def is_refusal(error: str) -> bool:
-    """Tell whether a server's answer says that a right is missing."""
+    """Tell whether a server's reply says that a right is missing."""
     return _NOT_PERMITTED.search(error) is not None
 
 
@@ -192,13 +192,13 @@ async def missing_rights(
         else:
             arguments = [channel if command in _WITH_CHANNEL else key]
             arguments += ["1"] * (abs(int(info[1])) - 2)
-        answer = await run("ACL", "DRYRUN", user, command, *arguments, key=key)
-        if answer != b"OK":
+        reply = await run("ACL", "DRYRUN", user, command, *arguments, key=key)
+        if reply != b"OK":
             yield (
                 f"+{command}"
-                if b"command" in answer
+                if b"command" in reply
                 else f"~{key}"
-                if b"key" in answer
+                if b"key" in reply
                 else f"&{channel}"
             )
 

@@ -62,7 +62,7 @@ class Script:
 
     @cached_property
     def repeatable(self) -> bool:
-        """Whether running it again changes nothing: then it is retried after a lost answer."""
+        """Whether running it again changes nothing: then it is retried after a lost reply."""
         return self._fact("Repeatable") == "yes"
 
     @cached_property

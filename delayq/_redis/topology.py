@@ -282,7 +282,7 @@ class Cluster(Topology):
             # Not one of the limited connections: calls that hang may hold them all.
             wire = await pool.open_own()
         try:
-            answer = await wire.ask("CLUSTER", "SLOTS")
+            reply = await wire.ask("CLUSTER", "SLOTS")
         except ReplyError as error:
             if is_not_now(text := str(error)):
                 raise ServerUnavailable(
@@ -294,9 +294,9 @@ class Cluster(Topology):
             raise ServerUnavailable(f"{pool.label} does not answer: {error}") from error
         finally:
             (pool.close if is_dedicated else pool.abandon)(wire)
-        if not answer:
+        if not reply:
             raise ServerUnavailable(f"{pool.label} reports no slots")
-        return read_slots(answer, self._host_port_of(pool))
+        return read_slots(reply, self._host_port_of(pool))
 
     def _install(self, slots: dict[HostPort, list[range]]) -> None:
         owners: list[ConnectionPool | None] = [None] * SLOTS
@@ -312,7 +312,7 @@ class Cluster(Topology):
         retired = missing & (self._doubted | self._suspected)
         retired |= {pool for pool in missing if not pool.open}
         for pool in retired:
-            # A call to it would wait in vain, or for an answer that no longer counts.
+            # A call to it would wait in vain, or for a reply that no longer counts.
             pool.retire(ServerUnavailable(f"{pool.label} no longer serves any slots"))
             self._opened_before += pool.opened
             del self._pools[self._host_port_of(pool)]
@@ -320,14 +320,14 @@ class Cluster(Topology):
         self._suspected.clear()
 
 
-def read_slots(answer: Any, source: HostPort) -> dict[HostPort, list[range]]:
+def read_slots(reply: Any, source: HostPort) -> dict[HostPort, list[range]]:
     """Return the slots of each master, according to the reply to ``CLUSTER SLOTS``.
 
     The address of a master without a name is in the same reply, or is that of the server
     ``source``, which sent it.
     """
     slots: dict[HostPort, list[range]] = {}
-    for start, end, (name, port, *details), *_ in answer:
+    for start, end, (name, port, *details), *_ in reply:
         host = name.decode() if name not in _NO_HOST else _address_in(details) or source[0]
         slots.setdefault((host, int(port)), []).append(range(int(start), int(end) + 1))
     return slots

@@ -74,13 +74,13 @@ class TakeCalls:
         self._store = store
         self._services = services
         # Calls whose messages have not reached a caller: those in flight, with the call that gives
-        # their messages back once the queue is closed, and those whose answer was lost.
+        # their messages back once the queue is closed, and those whose reply was lost.
         self._in_flight: dict[TakeCall, ReturnCall | None] = {}
         self._lost_calls: dict[TakeCall, None] = {}
         # And those that have arrived while their caller waits for more.
         self._arrived: dict[TakeCall, None] = {}
         self._recovering: asyncio.Task[Any] | None = None
-        # Tokens of answers that have arrived, until the server has acknowledged their confirmation.
+        # Tokens of replies that have arrived, until the server has acknowledged their confirmation.
         self._unconfirmed: dict[str, None] = {}
         self._confirmations = _Confirmations(store.path, services.clock.local)
         self._retrier = ReturnRetrier(store.keys.name, services.server, services.background)
@@ -123,7 +123,7 @@ class TakeCalls:
                 confirm=confirm,
             )
             if reply.payloads and not confirmed:
-                # Closing the queue has given them back. Late answers have to be confirmed first.
+                # Closing the queue has given them back. Late replies have to be confirmed first.
                 ours = self._shutdown is None and (lease_us > 0 or await self._confirm_late(call))
                 reply = reply if ours else reply._replace(payloads=[])
         self._services.clock.observe(reply.now_us, asked_at, timer_at)
@@ -242,7 +242,7 @@ class TakeCalls:
         ]
 
     async def _confirm_late(self, token: str) -> bool:
-        """Confirm an answer that may be too late. Return whether the messages are still ours."""
+        """Confirm a reply that may be too late. Return whether the messages are still ours."""
         try:
             ours = await self._store.ack(token)
         except OutcomeUnknown:
@@ -253,7 +253,7 @@ class TakeCalls:
         return ours
 
     async def recover(self) -> None:
-        """Have the server take back what was handed out by calls whose answers were lost."""
+        """Have the server take back what was handed out by calls whose replies were lost."""
         for call in newest_first(self._lost_calls):
             await self._store.send(self.return_by_name(call).request)
             self._lost_calls.pop(call, None)
@@ -318,7 +318,7 @@ class TakeCalls:
         }
         self._in_flight = {call: calls[call] for call in self._in_flight}
         shutdown.send(self._store.keys.name, calls.values())
-        # Confirm arrived answers once more, since the first confirmation may be lost.
+        # Confirm arrived replies once more, since the first confirmation may be lost.
         unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
         shutdown.send(self._store.keys.name, self._confirming(unconfirmed))
         self._retrier.close(shutdown)

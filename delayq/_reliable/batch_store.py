@@ -118,8 +118,8 @@ class BatchStore(ScriptRunner):
         if durability is None:
             return bool(await self.run(SEAL_BATCH, *args)), ""
         server = WaitingServer(self.client, durability)
-        is_sealed, answer = await server.run(SEAL_BATCH, self.keys.of_script(SEAL_BATCH), args)
-        return bool(is_sealed), durability.failure(answer)
+        is_sealed, reply = await server.run(SEAL_BATCH, self.keys.of_script(SEAL_BATCH), args)
+        return bool(is_sealed), durability.failure(reply)
 
     async def batch_counts(self, batch: str) -> BatchCounts | None:
         """Count the messages of a batch; None if there is no such batch."""

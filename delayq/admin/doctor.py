@@ -269,16 +269,16 @@ async def _clock(client: Client) -> Finding:
 
 
 async def clock_ahead(client: Client, questions: int = 10) -> tuple[float, float]:
-    """Return how far the server's clock is ahead of ours, by the quickest answer, and how long that
+    """Return how far the server's clock is ahead of ours, by the quickest reply, and how long that
     took, in seconds.
     """
-    answers: list[tuple[float, float]] = []
+    replies: list[tuple[float, float]] = []
     for _ in range(questions):
         asked_at = time.time()
         server_time = (await client.server_time()).timestamp()
         answered_at = time.time()
-        answers.append((answered_at - asked_at, server_time - (asked_at + answered_at) / 2))
-    took, ahead = min(answers)
+        replies.append((answered_at - asked_at, server_time - (asked_at + answered_at) / 2))
+    took, ahead = min(replies)
     return ahead, took
 
 

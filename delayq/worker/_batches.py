@@ -261,7 +261,7 @@ class Batches:
 
         If a rate has counted its ``start``, it waits for no others but those that were claimed with
         it, as :meth:`expect` says; and at least for the period of the rate after those that began
-        in the window before. So windows stay apart, even if an answer comes late. After
+        in the window before. So windows stay apart, even if a reply comes late. After
         ``expires_at``, in loop time, it is not handled any more.
 
         If this is cancelled before the batch ends, the batch goes on for its other messages.

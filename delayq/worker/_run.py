@@ -110,7 +110,7 @@ class Run:
 
         Each position changes while its loop moves. The first part of a key is the queue's name.
 
-        A call moves while it is tried again, because the server is away, and while its answer
+        A call moves while it is tried again, because the server is away, and while its reply
         arrives, over a slow link.
         """
         if self._pool is None or not self._pool.is_claiming:
@@ -299,7 +299,7 @@ async def _soon(question: Awaitable[T]) -> T:
         async with asyncio.timeout(_SERVER_ANSWERS_WITHIN):
             return await question
     except TimeoutError:
-        raise ServerUnavailable(f"no answer within {_SERVER_ANSWERS_WITHIN:g} s") from None
+        raise ServerUnavailable(f"no reply within {_SERVER_ANSWERS_WITHIN:g} s") from None
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -40,10 +40,10 @@ _BACKOFF = delayq.Backoff.fixed(RETRY_DELAY)
 DEADLINE = 1.0
 """Shorter than the usual five seconds, because a storm is short and should see deadlines pass."""
 _DEADLINES = (
-    "delayq._redis.connection.ANSWER_WITHIN",
-    "delayq._redis.client.ANSWER_WITHIN",
+    "delayq._redis.connection.GIVE_UP_AFTER",
+    "delayq._redis.client.GIVE_UP_AFTER",
     "delayq._redis.pool.OPEN_TIMEOUT",
-    "delayq._engine.dispatcher.ANSWER_WITHIN",
+    "delayq._engine.dispatcher.NOWAIT_TIMEOUT",
 )
 
 

@@ -111,7 +111,7 @@ async def test_one_reply_is_lost_after_its_request_was_executed(
     assert await asking == b""
 
 
-async def test_a_round_trip_delays_each_answer(own_server: PrivateServer, talk: Talk) -> None:
+async def test_a_round_trip_delays_each_reply(own_server: PrivateServer, talk: Talk) -> None:
     loop = asyncio.get_running_loop()
     async with Links(own_server, tcp=True, round_trip=100) as links:
         started = loop.time()

@@ -73,7 +73,7 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-ANSWERS = ("cut in a reply", "replies stalled", "cut")
+REPLIES = ("cut in a reply", "replies stalled", "cut")
 # The kind of queue or storm, the violation that a storm must name, and what plants the bug.
 PLANTS: dict[str, tuple[str, str, Plant]] = {
     "whoever waits wakes late": ("reliable", "stuck", wakes_late),
@@ -167,7 +167,7 @@ STORMS: dict[str, dict[str, Any]] = {
 
 def plan(kind: Any, bug: str = "") -> Plan:
     habits = Habits(fails=0.02, dawdles=0, leaves=0.01)
-    usual = Plan(kind, 0, 6, seed=1, processes=0, habits=habits, only=ANSWERS)
+    usual = Plan(kind, 0, 6, seed=1, processes=0, habits=habits, only=REPLIES)
     usual = replace(usual, drain_within=DRAIN_WITHIN)
     changed = replace(usual, **STORMS.get(bug, {}))
     return replace(changed, messages=changed.faults * 300)

@@ -113,7 +113,7 @@ async def test_when_all_connections_died_silently_the_next_message_comes_and_one
 async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is_unknown(
     own_server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No connection gets an answer while a long script runs, which proves nothing about them."""
+    """No connection gets a reply while a long script runs, which proves nothing about them."""
     async with delayq.connect(own_server.url, max_connections=4) as client:
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
@@ -137,7 +137,7 @@ async def test_a_client_waits_for_calls_and_replies_that_take_long_to_cross_the_
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a megabyte over 1 Mbit/s takes longer than a connection may be silent."""
-    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 3.5)
+    monkeypatch.setattr(wire_module, "GIVE_UP_AFTER", 3.5)
     own_server.call("SET", "large", "x" * 500_000)
     async with (
         Links(own_server, mbit=1) as links,
@@ -161,13 +161,13 @@ async def test_a_server_that_pauses_writes_or_blocks_a_command_is_not_taken_for_
         orders = client.delayed_queue("orders")
         await orders.offer(1, 60)
         # WAIT withholds its reply while every other connection is answered at once.
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        wire.call(("WAIT", 1, 2500), answer.set_result, blocks=2.5)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        wire.call(("WAIT", 1, 2500), reply.set_result, blocks=2.5)
         own_server.call("CLIENT", "PAUSE", "2500", "WRITE")
         await orders.offer(2, 60)
         assert client.statistics().errors == 0
         assert await orders.pending.read_all() == [1, 2]
-        assert await asyncio.wait_for(answer, 30) == 0
+        assert await asyncio.wait_for(reply, 30) == 0
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ RUNS = [
     ),
 ]
 
-ANSWERS = ("reply lost", "cut")
+REPLIES = ("reply lost", "cut")
 
 
 def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ SAFEGUARDS = {
         altered(reliable_scripts.OFFER_NEW, REPEATED),
         ("unexpected", "stored twice", "after ack"),
         "reliable",
-        {"only": ANSWERS, **OFTEN},
+        {"only": REPLIES, **OFTEN},
     ),
     "a first try that comes after its repetition is refused": Case(
         altered(reliable_scripts.OFFER_NEW, LATE),
@@ -124,11 +124,11 @@ SAFEGUARDS = {
         # One seed in eight fails.
         within=100,
     ),
-    "a claim whose answer was lost is given back": Case(
+    "a claim whose reply was lost is given back": Case(
         claims_recover_nothing,
         ("stuck",),
         "reliable",
-        {"only": ANSWERS, "habits": Habits(fails=0, releases=0)},
+        {"only": REPLIES, "habits": Habits(fails=0, releases=0)},
         LONG,
     ),
     "a claim that comes after it was given up hands out nothing": Case(
@@ -139,8 +139,8 @@ SAFEGUARDS = {
         LONG,
         within=200,
     ),
-    "what was taken, and whose answer was lost, is handed out": Case(
-        recovers_nothing, ("lost",), "plain", {"only": ANSWERS}
+    "what was taken, and whose reply was lost, is handed out": Case(
+        recovers_nothing, ("lost",), "plain", {"only": REPLIES}
     ),
     "only who has the lease acknowledges": Case(
         altered(reliable_scripts.ACK, LEASED),
@@ -152,7 +152,7 @@ SAFEGUARDS = {
         altered(delayed_store.GIVE_BACK, ONCE),
         ("duplicate",),
         "plain",
-        {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},
+        {"only": REPLIES, "habits": Habits(leaves=0.3), **OFTEN},
     ),
     "what a cancelled loop has is given back": Case(
         gives_nothing_back, ("lost",), "plain", {"only": ("loop cancelled",), "faults": 20}

@@ -144,7 +144,7 @@ def test_top_reacts_to_keys_while_the_server_does_not_answer(server: PrivateServ
             typed.append("q")
             types("q")
 
-    limits = ("ANSWER_WITHIN", "DOUBT_AFTER")
+    limits = ("GIVE_UP_AFTER", "DOUBT_AFTER")
     for_ever: dict[str, object] = {f"delayq._redis.connection.{name}": 3600.0 for name in limits}
     line = ("top", "--interval", "0.1")
     try:

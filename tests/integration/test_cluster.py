@@ -41,12 +41,12 @@ LEASE = 5
 
 
 def test_the_masters_of_all_slots_are_read_and_the_place_that_a_redirection_names() -> None:
-    answer = [
+    reply = [
         [0, 99, [b"a", 1, b"id"], [b"r", 9, b"id"]],
         [100, 199, [b"b", 2, b"id", []]],
         [200, 299, [b"a", 1, b"id"]],
     ]
-    assert read_slots(answer, ("asked", 5)) == {
+    assert read_slots(reply, ("asked", 5)) == {
         ("a", 1): [range(100), range(200, 300)],
         ("b", 2): [range(100, 200)],
     }
@@ -179,8 +179,8 @@ def _subscribers(nodes: Iterable[PrivateServer], name: str) -> int:
     count = 0
     for node in nodes:
         with admin(node) as redis:
-            answer = redis.execute_command("PUBSUB", "NUMSUB", ReliableKeys.of(name).wake)
-        found = answer[1] if isinstance(answer, list) else next(iter(dict(answer).values()))
+            reply = redis.execute_command("PUBSUB", "NUMSUB", ReliableKeys.of(name).wake)
+        found = reply[1] if isinstance(reply, list) else next(iter(dict(reply).values()))
         count += int(found)
     return count
 
@@ -385,7 +385,7 @@ async def test_a_cluster_that_announces_unknown_names_can_be_used(cluster: TestC
 async def test_queues_on_masters_that_answer_are_listed_and_silent_masters_are_named(
     cluster: TestCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.client.ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr("delayq._redis.client.GIVE_UP_AFTER", 0.5)
     async with delayq.connect(cluster.url) as client:
         for name in names(cluster, "jobs"):
             await client.reliable_queue(name).offer(1, 3600)

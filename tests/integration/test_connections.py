@@ -238,7 +238,7 @@ async def test_a_busy_event_loop_uses_up_no_time_to_connect(
     busy.cancel()
 
 
-async def test_an_answer_that_waits_to_be_read_is_not_missing(
+async def test_a_reply_that_waits_to_be_read_is_not_missing(
     server: PrivateServer, single: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 0.05)
@@ -255,9 +255,9 @@ async def test_an_answer_that_waits_to_be_read_is_not_missing(
     with server.paused():
         # The look at the connection is due at once from here on.
         time.sleep(0.1)
-        answer = wire.ask("PING")
+        reply = wire.ask("PING")
         asyncio.get_running_loop().call_soon(answer_late)
-        assert await answer == b"PONG"
+        assert await reply == b"PONG"
     await asyncio.sleep(0.01)
     assert doubted == []
     single.release(wire)
@@ -336,8 +336,12 @@ COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    for module in ("_redis.connection", "_redis.client", "_engine.dispatcher"):
-        monkeypatch.setattr(f"delayq.{module}.ANSWER_WITHIN", DEADLINE)
+    for name in (
+        "_redis.connection.GIVE_UP_AFTER",
+        "_redis.client.GIVE_UP_AFTER",
+        "_engine.dispatcher.NOWAIT_TIMEOUT",
+    ):
+        monkeypatch.setattr(f"delayq.{name}", DEADLINE)
     payloads = [b"%06d" % n + b"x" * (SIZE - 6) for n in range(COUNT)]
     got: list[bytes] = []
 
@@ -419,7 +423,7 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Connection]:
     """Open a wire whose other end the test controls.
 
-    Its handshake needs one answer: to CLIENT SETNAME.
+    Its handshake needs one reply: to CLIENT SETNAME.
     """
     connections = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 1)
     opening = asyncio.create_task(connections.open_own())
@@ -439,7 +443,7 @@ async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Connection]:
     await connections.aclose()
 
 
-async def test_every_answer_reaches_its_caller_if_the_caller_still_waits(wire: Connection) -> None:
+async def test_every_reply_reaches_its_caller_if_the_caller_still_waits(wire: Connection) -> None:
     good, bad, after = wire.ask("PING"), wire.ask("NONSENSE"), wire.ask("PING")
     assert await good == b"PONG"
     with pytest.raises(ReplyError, match=r"^unknown command"):
@@ -461,7 +465,7 @@ async def test_unrequested_messages_are_kept_for_the_next_reader(wire: Connectio
     assert await wire.read() == [b"subscribe", b"another", 2]
 
 
-async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Connection) -> None:
+async def test_a_reply_may_come_in_pieces(peer: Peer, to_peer: Connection) -> None:
     first, second = to_peer.ask("GET", "a"), to_peer.ask("GET", "b")
     for byte in b"$3\r\none\r\n$3\r\nt":
         peer.say(bytes([byte]))
@@ -494,10 +498,10 @@ async def test_a_break_fails_the_waiting_calls(peer: Peer, to_peer: Connection, 
         await to_peer.read()
 
 
-async def test_a_read_may_wait_longer_than_an_answer_may_take(
+async def test_a_read_may_wait_longer_than_a_reply_may_take(
     peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.02)
+    monkeypatch.setattr(wire_module, "GIVE_UP_AFTER", 0.02)
     reading = asyncio.create_task(to_peer.read())
     await asyncio.sleep(0.1)
     peer.say(b"+at last\r\n")
@@ -539,18 +543,18 @@ async def test_calls_behind_a_large_call_have_no_longer_to_wait(
     # Without its pool, which would ask the peer over another connection.
     to_peer.owner = None
     monkeypatch.setattr(wire_module, "DOUBT_AFTER", 0.1)
-    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr(wire_module, "GIVE_UP_AFTER", 0.5)
     # It has 60 s more than others to be answered.
     large = to_peer.ask("ECHO", b"x" * 15_000_000)
     watch = to_peer._watch
     await until(lambda: len(peer.heard) > 15_000_000 and to_peer._watch is not watch)
     peer.say(b"+done\r\n")
     assert await asyncio.wait_for(large, 60) == b"done"
-    with pytest.raises(TimeoutError, match="no answer within"):
+    with pytest.raises(TimeoutError, match="no reply within"):
         await asyncio.wait_for(to_peer.ask("PING"), 20)
 
 
-async def test_a_call_that_cannot_be_sent_awaits_no_answer(wire: Connection) -> None:
+async def test_a_call_that_cannot_be_sent_awaits_no_reply(wire: Connection) -> None:
     with pytest.raises(TypeError):
         wire.call(("ECHO", None), None, blocks=1.0)
     with pytest.raises(TypeError):
@@ -587,6 +591,6 @@ async def test_a_server_that_hangs_up_may_have_said_why(peer: Peer, to_peer: Con
     greeting = asyncio.create_task(handshake._ask(to_peer, ("HELLO", 2)))
     await until(lambda: b"HELLO" in peer.heard)
     peer.writer.close()
-    (answer,) = await asyncio.wait_for(greeting, 60)
-    assert isinstance(answer, ReplyError)
-    assert "protected mode" in str(answer)
+    (reply,) = await asyncio.wait_for(greeting, 60)
+    assert isinstance(reply, ReplyError)
+    assert "protected mode" in str(reply)

@@ -273,7 +273,7 @@ async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, ra
         assert await producer.server_time() >= ended_at
 
 
-async def test_a_lost_answer_costs_no_lease(queue: Orders, faults: Faults, raw: Any) -> None:
+async def test_a_lost_reply_costs_no_lease(queue: Orders, faults: Faults, raw: Any) -> None:
     """Messages in a lost reply go back at once, not when the lease ends."""
     await queue.offer_many([(1, 3600), (2, 3600)])
     await raw.rpush("orders", 1, 2)
@@ -308,7 +308,7 @@ async def test_an_ack_that_may_be_late_says_so(
         await delivery.ack()
 
 
-async def test_a_nack_without_an_answer_is_unknown(queue: Orders, faults: Faults) -> None:
+async def test_a_nack_without_a_reply_is_unknown(queue: Orders, faults: Faults) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     faults.fail(NACK, "lost")

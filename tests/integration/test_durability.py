@@ -173,14 +173,14 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
 
     async def losing(server: RedisClient, *args: Any, **options: Any) -> Any:
         nonlocal lost
-        answer = await attempt(server, *args, **options)
+        reply = await attempt(server, *args, **options)
         if lost < 1:
             lost += 1
             # As after a broken connection: on a new one, nothing has been written yet that could be
             # waited for.
             server.topology.pool_of(None).renew()
             raise OutcomeUnknown("planned")
-        return answer
+        return reply
 
     send_now = RedisClient.send_now
     monkeypatch.setattr(RedisClient, "send_now", lambda *_args, **_options: None)

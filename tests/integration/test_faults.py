@@ -84,8 +84,8 @@ class Faults:
                 return beside or next(iter((*pool._free, *pool._in_use)))
             # If the call was not carried out, its reply is not lost: the server did not know the
             # script.
-            lost: Callable[[Any], object] = lambda answer: on_reply(
-                answer if isinstance(answer, ServerUnavailable) else OutcomeUnknown("planned")
+            lost: Callable[[Any], object] = lambda reply: on_reply(
+                reply if isinstance(reply, ServerUnavailable) else OutcomeUnknown("planned")
             )
             wire = send_now(
                 server, script, keys, args, lost if fault == "lost" else on_reply, beside
@@ -259,7 +259,7 @@ async def test_even_calls_with_nothing_to_do_raise_while_the_server_is_away(
 async def test_a_poll_that_does_not_wait_gives_up_on_a_silent_server(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._engine.dispatcher.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("delayq._engine.dispatcher.NOWAIT_TIMEOUT", 0.1)
     async with delayq.connect(own_server.url) as client:
         queue: Orders = client.delayed_queue("orders")
         await queue.offer(1)

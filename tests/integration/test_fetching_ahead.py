@@ -506,7 +506,7 @@ async def test_closing_sends_acks(
         queue = client.reliable_queue("jobs", lease=LEASE)
         async for message in handled(queue, MANY):
             done += 1
-            # Stop in the middle of a batch, with answers outstanding.
+            # Stop in the middle of a batch, with replies outstanding.
             if done >= 100 and unanswered(queue) and message._ahead:
                 if what == "the client":
                     break

@@ -137,7 +137,7 @@ async def by_loop(queue: Orders) -> list[int]:
 @pytest.mark.parametrize(
     ("way", "then"), [(by_take, "cut"), (by_drain, "silence"), (by_loop, "cut")]
 )
-async def test_messages_in_lost_answers_come_once(
+async def test_messages_in_lost_replies_come_once(
     linked: Linked, raw: Any, way: Any, then: Any
 ) -> None:
     links, _, queue = linked

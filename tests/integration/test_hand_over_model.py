@@ -208,7 +208,7 @@ def test_returned_messages_come_first_and_in_order(raw: Any) -> None:
 
 
 @pytest.mark.every_server
-def test_an_answer_is_bounded_by_bytes_but_never_empty(raw: Any) -> None:
+def test_a_reply_is_bounded_by_bytes_but_never_empty(raw: Any) -> None:
     desk = Desk(raw)
     payloads = [b"%d" % number * 400 for number in range(5)]
     raw.rpush(KEYS.ready, *payloads)

@@ -76,7 +76,7 @@ async def test_probes_tell_how_a_worker_starts_waits_for_its_server_and_stops(
     be_impatient(monkeypatch)
     monkeypatch.setattr("delayq.worker._health._MOVES_WITHIN", 1.0)
     monkeypatch.setattr("delayq.worker._health._BEAT_INTERVAL", 0.05)
-    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.2)
+    monkeypatch.setattr("delayq._redis.connection.GIVE_UP_AFTER", 0.2)
     monkeypatch.setattr("delayq.worker._run._SERVER_ANSWERS_WITHIN", 0.2)
     may_start, gate = asyncio.Event(), Gate()
 
@@ -97,7 +97,7 @@ async def test_probes_tell_how_a_worker_starts_waits_for_its_server_and_stops(
         await until(health.probes, equals=("ok", "ok"))
         with own_server.paused():
             await until(health.probes, equals=("ok", "the server does not answer"))
-            error = {"error": "the server does not answer: no answer within 0.2 s"}
+            error = {"error": "the server does not answer: no reply within 0.2 s"}
             assert await health.get("/scale/jobs") == (503, error)
             # Longer than anything may stand still.
             for _ in range(25):
@@ -221,12 +221,12 @@ async def test_a_claim_that_hangs_is_not_alive(
         await until(says_so)
 
 
-async def test_a_claim_whose_answer_takes_long_to_arrive_is_alive(
+async def test_a_claim_whose_reply_takes_long_to_arrive_is_alive(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq.worker._health._MOVES_WITHIN", 1.0)
     monkeypatch.setattr("delayq.worker._health._BEAT_INTERVAL", 0.05)
-    monkeypatch.setattr("delayq._redis.pool.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("delayq._redis.pool.GIVE_UP_AFTER", 0.1)
     handled: list[str] = []
     async with delayq.connect(own_server.unix_url) as producer:
         await producer.reliable_queue("jobs").offer("x" * 300_000)

@@ -217,7 +217,7 @@ async def test_a_record_offered_while_the_set_is_read_keeps_both_its_places(
 
 @pytest.mark.every_server
 async def test_a_step_is_repeatable(client: delayq.Client, raw: Raw) -> None:
-    # A step is repeated after a lost answer; the list may have changed in the meantime.
+    # A step is repeated after a lost reply; the list may have changed in the meantime.
     records = some_records(50)
     raw.put(*records)
     caller: RedisClient = client.session.server

@@ -331,7 +331,7 @@ async def test_a_failed_batch_names_stored_and_refused_messages_everywhere(jobs:
     assert await jobs.get("fine") is None
 
 
-async def test_a_lost_answer_leaves_only_its_own_calls_unknown(
+async def test_a_lost_reply_leaves_only_its_own_calls_unknown(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await jobs.stats()

@@ -536,10 +536,10 @@ async def test_an_occurrence_of_unknown_outcome_waits(
     run = client.run
 
     async def lose_reply(script: Any, *args: Any) -> Any:
-        answer = await run(script, *args)
+        reply = await run(script, *args)
         if script is OCCUR:
             raise delayq.OutcomeUnknown("planned")
-        return answer
+        return reply
 
     monkeypatch.setattr(client, "run", lose_reply)
     await advance(jobs, 60)

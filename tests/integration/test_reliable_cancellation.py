@@ -127,7 +127,7 @@ async def cancel_an_ack(
             if inside:
                 await message.ack()
 
-    # No answer arrives before the cancellation.
+    # No reply arrives before the cancellation.
     with server.paused():
         handler = asyncio.create_task(handle())
         await handled.wait()
@@ -308,7 +308,7 @@ async def test_a_cancelled_message_keeps_its_slots_until_its_handler_has_ended(
         assert await jobs.cancel("a", running=True)
         assert await jobs.get("a") is None
         assert await depths(jobs) == (0, 1, 0, 0)
-        # Its id is free, and the worker knows by the time that it gets an answer.
+        # Its id is free, and the worker knows by the time that it gets a reply.
         await jobs.offer(3, id="a", group="g")
         await until(lambda: bool(jobs._open.notifications.cancelled))
         assert await jobs.claim(5) == []

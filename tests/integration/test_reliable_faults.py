@@ -152,7 +152,7 @@ OPERATIONS: dict[str, Any] = {
 
 # The block's own error propagates, so the error of settling is logged.
 LOGS = ("fail", "be cancelled")
-# After a lost answer, it is unknown whether the queue was paused or how much was dropped.
+# After a lost reply, it is unknown whether the queue was paused or how much was dropped.
 VARYING = ("resume", "purge", "get", "list", "peek", "dead.list", "stats")
 PLANS: dict[str, Callable[[int, int], str | None]] = {
     "unsent": lambda call, n: "unsent" if call == n else None,

@@ -206,7 +206,7 @@ async def test_renewals_that_fail_for_a_while_cost_no_lease_even_if_it_has_ended
         await until(lambda: lasts_longer(store))
     assert await depths(jobs) == NONE
     assert keeper.lost_count == 0
-    for reason in ("it is away", "no answer in time"):
+    for reason in ("it is away", "no reply in time"):
         assert f"cannot renew 1 leases: {reason}" in caplog.text
 
 

@@ -586,8 +586,8 @@ class ReliableMachine(QueueMachine):
 
     @precondition(lambda self: not self.model.paused and self.model.of("ready"))
     @rule(count=st.integers(1, 5), is_late=st.booleans())
-    def claim_and_lose_the_answer(self, count: int, *, is_late: bool) -> None:
-        """Check that the messages of a lost answer go back, and that a claim that arrives after it
+    def claim_and_lose_the_reply(self, count: int, *, is_late: bool) -> None:
+        """Check that the messages of a lost reply go back, and that a claim that arrives after it
         was given up hands out nothing.
         """
         model = self.next_step()

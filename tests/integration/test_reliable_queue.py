@@ -1,4 +1,4 @@
-"""A reliable queue: offers, order, retries, dead letters, pauses, large answers."""
+"""A reliable queue: offers, order, retries, dead letters, pauses, large replies."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ class TestStaleClients:
     async def test_an_offer_repeated_with_the_other_script_after_a_change_is_stored_once(
         self, client: Client, raw: Any
     ) -> None:
-        """The first answer was lost: the repetition must not be refused."""
+        """The first reply was lost: the repetition must not be refused."""
         full, plain = ("a", 0, 0, 0, 0, "raise", b"\n1"), ("b", 0, b"\n1")
         await client.reliable_queue("jobs", partitions=1).stats()
         for number, status in ((1, 1), (3, -1)):

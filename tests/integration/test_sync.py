@@ -357,7 +357,7 @@ _PATIENT = """
 import atexit, os, signal, sys, threading, time, delayq
 import delayq._engine.scheduler, delayq._redis.client, delayq._redis.pool
 for module in (delayq._redis.client, delayq._redis.connection):
-    module.ANSWER_WITHIN = 600
+    module.GIVE_UP_AFTER = 600
 delayq._redis.client.RETRY_FOR = delayq._redis.pool.OPEN_TIMEOUT = 600
 delayq._engine.scheduler._CLOSE_WITHIN = 600
 """

@@ -158,10 +158,10 @@ class TestCluster(_Several):
     def info(self, node: PrivateServer) -> dict[str, str]:
         """Return the node's ``CLUSTER INFO``."""
         with admin(node) as redis:
-            answer = redis.execute_command("CLUSTER", "INFO")
-        if isinstance(answer, dict):
-            return answer
-        return dict(line.split(":", 1) for line in answer.split())
+            reply = redis.execute_command("CLUSTER", "INFO")
+        if isinstance(reply, dict):
+            return reply
+        return dict(line.split(":", 1) for line in reply.split())
 
     def id_of(self, node: PrivateServer) -> str:
         """Return the id by which the cluster knows the node."""
@@ -171,10 +171,10 @@ class TestCluster(_Several):
     def slots(self, node: PrivateServer) -> dict[tuple[int, int], int]:
         """Return the port of the master of each slot range, as this node knows it."""
         with admin(node) as redis:
-            answer = redis.execute_command("CLUSTER", "SLOTS")
-        if isinstance(answer, dict):
-            return {(first, last): facts["primary"][1] for (first, last), facts in answer.items()}
-        return {(first, last): master[1] for first, last, master, *_ in answer}
+            reply = redis.execute_command("CLUSTER", "SLOTS")
+        if isinstance(reply, dict):
+            return {(first, last): facts["primary"][1] for (first, last), facts in reply.items()}
+        return {(first, last): master[1] for first, last, master, *_ in reply}
 
     def owner(self, key: str, by: PrivateServer | None = None) -> PrivateServer:
         """Return the node that owns ``key``, as the first node or the node ``by`` knows it."""

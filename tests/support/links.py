@@ -47,7 +47,7 @@ class Links:
         server: The server, reached by its Unix socket.
         tcp: Whether to listen on 127.0.0.1 instead of on a Unix socket, or the port to listen on.
             Only TCP links can be reset.
-        round_trip: The minimum time for an answer, milliseconds. Opening a link takes another round
+        round_trip: The minimum time for a reply, milliseconds. Opening a link takes another round
             trip, as with TCP.
         mbit: The bandwidth in each direction, megabits per second, which all links share fairly.
             None: no limit.

@@ -19,7 +19,7 @@ def latest_offset(exchanges: Iterable[tuple[int, int]]) -> int:
     """Return an upper bound of the server's lead over the local clock, in microseconds (negative:
     the server is behind).
 
-    Each exchange asks the server for its time: the local time of the question, and the answer.
+    Each exchange asks the server for its time: the local time of the question, and the reply.
     The server read its clock later than that, so it is ahead by at most ``server - sent``. A local
     time plus this bound is never before the same moment on the server's clock, so no message looks
     early by mistake. It overstates lateness by the one-way trip of the quickest exchange at most.

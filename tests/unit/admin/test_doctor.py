@@ -1,4 +1,4 @@
-"""The doctor's conclusions from a server's answers."""
+"""The doctor's conclusions from a server's replies."""
 
 from __future__ import annotations
 

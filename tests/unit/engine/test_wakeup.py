@@ -150,7 +150,7 @@ async def test_a_timer_that_could_not_be_set_does_not_stand_in_for_a_later_one(
     assert (desk.calls, desk.timer.pending_timeouts) == (2, 1), "callers ask again"
 
 
-def test_before_the_first_answer_everything_is_due() -> None:
+def test_before_the_first_reply_everything_is_due() -> None:
     clock = ServerClock(lambda: 0.0)
     assert clock.seconds_until(10**15) == 0
     assert clock.seconds_until_call(10**15, 0.0) == 0
@@ -165,19 +165,19 @@ def test_a_lease_is_fresh_for_half_of_its_time() -> None:
 
 @given(
     offset=st.floats(-1e6, 1e9),
-    answers=st.lists(
+    replies=st.lists(
         st.tuples(st.floats(0, 10), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20
     ),
 )
 # The server's time is truncated to microseconds, which does not contradict this.
-@example(offset=0.0, answers=[(0.0, 0.0, 0.0), (0.0078125, 0.0, 0.03125)])
-def test_the_estimated_clock_is_never_ahead_and_lags_by_the_quickest_answer(
-    offset: float, answers: list[tuple[float, float, float]]
+@example(offset=0.0, replies=[(0.0, 0.0, 0.0), (0.0078125, 0.0, 0.03125)])
+def test_the_estimated_clock_is_never_ahead_and_lags_by_the_quickest_reply(
+    offset: float, replies: list[tuple[float, float, float]]
 ) -> None:
     now = 50.0
     clock = ServerClock(lambda: now)
     quickest = math.inf
-    for pause, there, back in answers:
+    for pause, there, back in replies:
         now += pause
         asked = now
         server_us = int((now + there + offset + 2e6) * 1e6)
@@ -191,7 +191,7 @@ def test_the_estimated_clock_is_never_ahead_and_lags_by_the_quickest_answer(
 
 
 @given(step=st.floats(-5000, 5000), way=st.floats(0, 0.5))
-def test_the_next_answer_corrects_a_clock_that_was_set(step: float, way: float) -> None:
+def test_the_next_reply_corrects_a_clock_that_was_set(step: float, way: float) -> None:
     now = 10.0
     clock = ServerClock(lambda: now)
     clock.observe(1_000_000_000_000, now)
@@ -255,7 +255,7 @@ def test_a_quick_call_is_forgotten_after_a_while() -> None:
     assert server.wait_for(server.now + 5) == pytest.approx(5 - 0.02)
 
 
-def test_a_clock_that_is_set_counts_from_the_next_answer() -> None:
+def test_a_clock_that_is_set_counts_from_the_next_reply() -> None:
     for step in (-100, -1, 1, 100):
         server = Server()
         server.call(0.001, 0.001)

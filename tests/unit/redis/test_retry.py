@@ -1,4 +1,4 @@
-"""Calls are repeated after some errors, for a limited time, and the first answer of several
+"""Calls are repeated after some errors, for a limited time, and the first reply of several
 servers counts.
 """
 
@@ -123,9 +123,9 @@ async def test_a_server_that_was_slow_may_answer_first(servers: Servers) -> None
         await until(lambda: len(servers.asked) == 2)
         for name in names:
             servers.gates[name].set()
-        answer = await asking
+        reply = await asking
         await asyncio.sleep(0)
-        assert {answer, *unused} == {*names}
+        assert {reply, *unused} == {*names}
 
 
 async def test_a_call_is_refused_only_if_every_server_refuses(servers: Servers) -> None:
