@@ -189,8 +189,8 @@ CLAIM = Module(
     (
         (
             "the last attempt is never the last",
-            "tries.used - tries.uncounted >= most",
-            "tries.used - tries.uncounted > most",
+            "attempt_counts.used - attempt_counts.uncounted >= most",
+            "attempt_counts.used - attempt_counts.uncounted > most",
         ),
         (
             "an expired message is handed out",

@@ -273,9 +273,9 @@ class MessageTimes(NamedTuple):
     expires_us: int | None
 
     @classmethod
-    def of(cls, body: bytes, tries: bytes | None, expiry: bytes | None) -> MessageTimes:
-        """Parse the stored values; ``tries`` is what is stored about the attempts."""
-        changed_due = (tries or b"").partition(b":")[2].partition(b":")[0]
+    def of(cls, body: bytes, attempts: bytes | None, expiry: bytes | None) -> MessageTimes:
+        """Parse what the keys of the queue hold for a message."""
+        changed_due = (attempts or b"").partition(b":")[2].partition(b":")[0]
         return cls(
             parse_us(changed_due) if changed_due else due_us(body),
             None if expiry is None else parse_us(expiry),

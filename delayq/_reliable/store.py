@@ -257,9 +257,9 @@ class ReliableStore(ClaimStore, LetterStore, ScheduleStore, BatchStore):
 
     async def times(self, message: StoredMessage) -> MessageTimes:
         """Return what is stored about a message's times, beyond what :meth:`get` returns."""
-        tries = await self.client.command("HGET", self.keys.named("attempts"), message.id)
+        attempts = await self.client.command("HGET", self.keys.named("attempts"), message.id)
         expiry = await self.client.command("HGET", self.keys.expiries, message.id)
-        return MessageTimes.of(message.body, tries, expiry)
+        return MessageTimes.of(message.body, attempts, expiry)
 
     async def expiries(self, ids: Sequence[bytes]) -> list[int | None]:
         """Return when the time to live of each message ends; None if it has none."""

@@ -102,9 +102,9 @@ SHORTER = (
     ("  redis.call('ZADD', leased,", f"  {KEEPS_TOKEN}\n  redis.call('ZADD', leased,"),
 )
 plant_in(reliable_scripts.CLAIM, "leases are shorter than told", "reliable", "duplicate", *SHORTER)
-USED = ("tries.used + 1, tries.uncounted", "1, tries.uncounted")
+USED = ("attempt_counts.used + 1, attempt_counts.uncounted", "1, attempt_counts.uncounted")
 plant_in(reliable_scripts.CLAIM, "attempts are not counted", "reliable", "attempts", USED)
-AGAIN = "return_message(id, tries, now + tonumber(ARGV[at + DELAY_US]), now)"
+AGAIN = "return_message(id, attempt_counts, now + tonumber(ARGV[at + DELAY_US]), now)"
 LOSES = (AGAIN, "redis.call('ZREM', leased, id)")
 plant_in(reliable_scripts.NACK, "a nack loses the message", "reliable", "lost", LOSES)
 KEEPS = ("if keep_us > 0 then save_records(new, keep_us, most, now) end", "")
@@ -143,7 +143,7 @@ BESIDE = ("suspect.body, suspect.expiry)\n    break\n", "suspect.body, suspect.e
 plant_in(reliable_scripts.CLAIM, "a suspect comes with others", "poison", "company", BESIDE)
 FORGIVES = ("if is_alone(ends) or", "if")
 plant_in(reliable_scripts.CLAIM, "being alone proves nothing", "poison", "spared", FORGIVES)
-GUILTY = ("  elseif tries.lost <= 3 then\n", "  elseif false then\n")
+GUILTY = ("  elseif attempt_counts.lost <= 3 then\n", "  elseif false then\n")
 plant_in(reliable_scripts.CLAIM, "each lost lease counts", "poison", "innocent", GUILTY)
 DROPS = ("if counts and store_follower(follower, now) and", "if false and")
 plant_in(reliable_scripts.ACK_THEN, "a follower is lost", "continued", "missing", DROPS)

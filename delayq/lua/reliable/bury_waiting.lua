@@ -39,7 +39,7 @@ for i, id in ipairs(ids) do
   reply[i] = false
   if may_go then
     local body = redis.call('HGET', bodies, id)
-    local attempt, last = find_tries(id, message).used, redis.call('HGET', errors, id)
+    local attempt, last = find_attempts(id, message).used, redis.call('HGET', errors, id)
     local why = {reason = reason, attempt = attempt, priority = priority_of(id), error = last or nil}
     demand_removal()
     reply[i] = add_letter(id, cjson.encode(why), body, now, redis.call('HGET', checkpoints, id))

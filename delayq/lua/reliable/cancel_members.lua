@@ -123,7 +123,7 @@ if #gone > 0 then
   local waits_for_slot = awaits_slot()
   for _, letter in ipairs(letters) do
     local id, body = unpack(letter)
-    local attempt = find_tries(id, find_message(id, now) or {}).used
+    local attempt = find_attempts(id, find_message(id, now) or {}).used
     local why = {reason = 'expired', attempt = attempt, priority = priority_of(id), error = redis.call('HGET', errors, id) or nil}
     add_letter(id, cjson.encode(why), body, now, redis.call('HGET', checkpoints, id))
   end

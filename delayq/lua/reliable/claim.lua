@@ -83,7 +83,7 @@ local remaining_reads = max_count + 400
 
 -- Most queues have only messages that were never tried, of one priority and without an expiry: then
 -- there is nothing to look up.
-local highest, some_tried, some_expire, some_tokens, some_grouped = 0, false, false, false, false
+local highest, some_attempts, some_expire, some_tokens, some_grouped = 0, false, false, false, false
 local some_kept_slots = false
 local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, positions, suspect_turns, kept_slots, unpack(waiting))
 if used_keys > 0 then some_grouped = redis.call('HLEN', positions) > 0 end
@@ -91,7 +91,7 @@ local some_used = used_keys > (some_grouped and 1 or 0)
 if some_used then
   if redis.call('EXISTS', paused) == 1 then return nothing() end
   highest = redis.call('EXISTS', unpack(waiting)) > 0 and 9 or 0
-  some_tried = redis.call('EXISTS', attempts) == 1
+  some_attempts = redis.call('EXISTS', attempts) == 1
   some_expire = redis.call('EXISTS', expiries) == 1
   some_tokens = redis.call('EXISTS', tokens) == 1
   some_kept_slots = redis.call('EXISTS', kept_slots) == 1
@@ -113,25 +113,25 @@ local function fates()
 end
 
 local new = {used = 0, uncounted = 0}
-local function hand_out(id, priority, tries, body, expiry)
+local function hand_out(id, priority, attempt_counts, body, expiry)
   if count > 0 then remaining_bytes = remaining_bytes - #body end
   count = count + 1
   ids[count], claimed_bodies[count] = id, body
-  if tries ~= new or priority > 0 or expiry then
-    local due = tries.due and format_score(tries.due) or ''
-    for _, detail in ipairs({count, priority, tries.used + 1, tries.uncounted, due, number_or('', expiry)}) do details[#details + 1] = detail end
+  if attempt_counts ~= new or priority > 0 or expiry then
+    local due = attempt_counts.due and format_score(attempt_counts.due) or ''
+    for _, detail in ipairs({count, priority, attempt_counts.used + 1, attempt_counts.uncounted, due, number_or('', expiry)}) do details[#details + 1] = detail end
   end
 end
 
 -- Note that a message is gone, if it is: half of it is missing, it has expired, or all its attempts
 -- are used.
-local function is_gone(id, priority, tries, body, expiry)
+local function is_gone(id, priority, attempt_counts, body, expiry)
   local reason, most = nil, max_attempts
   -- A message may have a limit of its own.
-  if body and tries.used > 0 then most = tonumber(string.match(body, '^[%d+e]+x(%d+)')) or most end
+  if body and attempt_counts.used > 0 then most = tonumber(string.match(body, '^[%d+e]+x(%d+)')) or most end
   if body and number_or(MAX_SCORE, expiry) < now then
     expired_count, reason = expired_count + 1, fates() == 'dead' and 'expired'
-  elseif body and most > 0 and tries.used - tries.uncounted >= most then
+  elseif body and most > 0 and attempt_counts.used - attempt_counts.uncounted >= most then
     died_count, reason = died_count + 1, 'attempts'
   elseif body then
     return false
@@ -139,7 +139,7 @@ local function is_gone(id, priority, tries, body, expiry)
   gone[#gone + 1] = id
   if string.find(id, '@%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d$') then occurrences[#occurrences + 1] = id end
   if reason then
-    local why = {reason = reason, attempt = tries.used, priority = priority, error = redis.call('HGET', errors, id) or nil}
+    local why = {reason = reason, attempt = attempt_counts.used, priority = priority, error = redis.call('HGET', errors, id) or nil}
     deaths[#deaths + 1] = {id, cjson.encode(why), body, redis.call('HGET', checkpoints, id)}
   end
   local batch = batch_in(body)
@@ -154,12 +154,12 @@ local function find_suspect()
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', '(0', 'LIMIT', 0, most)) do
     local priority = priority_of(id)
     if remaining_bytes > 0 and (not first or priority > first.priority) then
-      local body, tries = redis.call('HGET', bodies, id), parse_tries(redis.call('HGET', attempts, id))
+      local body, attempt_counts = redis.call('HGET', bodies, id), parse_attempts(redis.call('HGET', attempts, id))
       local expiry = redis.call('HGET', expiries, id)
-      if is_gone(id, priority, tries, body, expiry) then
+      if is_gone(id, priority, attempt_counts, body, expiry) then
         remaining_bytes = remaining_bytes - #(body or '')
       else
-        first = {id = id, priority = priority, tries = tries, body = body, expiry = expiry}
+        first = {id = id, priority = priority, attempt_counts = attempt_counts, body = body, expiry = expiry}
       end
     end
   end
@@ -195,24 +195,24 @@ local function take_from(priority, most_in_all)
     end
     local due_bodies = redis.call('HMGET', bodies, unpack(due_ids))
     local is_first = count == 0 and offset == 0 and priority == 0
-    local size = is_first and not some_tried and not some_expire and size_of(due_bodies)
+    local size = is_first and not some_attempts and not some_expire and size_of(due_bodies)
     if size and size <= remaining_bytes then
       -- Most messages are like that: they leave as they are.
       count, ids, claimed_bodies, offset, remaining_bytes = #due_ids, due_ids, due_bodies, #due_ids, remaining_bytes - size
       due_ids = none
     end
-    local due_tries = some_tried and redis.call('HMGET', attempts, unpack(due_ids)) or none
+    local due_attempts = some_attempts and redis.call('HMGET', attempts, unpack(due_ids)) or none
     local due_expiries = some_expire and redis.call('HMGET', expiries, unpack(due_ids)) or none
     for i, id in ipairs(due_ids) do
       if count == most_in_all then break end
-      local body, tries = due_bodies[i], due_tries[i] and parse_tries(due_tries[i]) or new
-      local is_plain = body and tries == new and not due_expiries[i]
-      if is_plain or not is_gone(id, priority, tries, body, due_expiries[i]) then
+      local body, attempt_counts = due_bodies[i], due_attempts[i] and parse_attempts(due_attempts[i]) or new
+      local is_plain = body and attempt_counts == new and not due_expiries[i]
+      if is_plain or not is_gone(id, priority, attempt_counts, body, due_expiries[i]) then
         if count > 0 and #body > remaining_bytes then
           is_full = true
           break
         end
-        hand_out(id, priority, tries, body, due_expiries[i])
+        hand_out(id, priority, attempt_counts, body, due_expiries[i])
       end
       offset = offset + 1
     end
@@ -248,10 +248,10 @@ local function requeue_lost()
   local lost, size = {}, 0
   for i = 1, #ids_and_ends, 2 do
     local id = ids_and_ends[i]
-    local body, tries = redis.call('HGET', bodies, id), parse_tries(redis.call('HGET', attempts, id))
+    local body, attempt_counts = redis.call('HGET', bodies, id), parse_attempts(redis.call('HGET', attempts, id))
     local ends = tonumber(ids_and_ends[i + 1])
-    lose(tries, ends)
-    lost[#lost + 1] = {id, tries, ends, body, some_grouped and redis.call('HGET', positions, id)}
+    lose(attempt_counts, ends)
+    lost[#lost + 1] = {id, attempt_counts, ends, body, some_grouped and redis.call('HGET', positions, id)}
     size = size + #(body or '')
     if size > 262144 then break end
   end
@@ -262,21 +262,21 @@ local function requeue_lost()
   redis.call('ZREM', leased, '\255')
   local lost_of_groups = {}
   for _, message in ipairs(lost) do
-    local id, tries, ends, body, position = unpack(message)
+    local id, attempt_counts, ends, body, position = unpack(message)
     redis.call('HDEL', tokens, id)
-    save_tries(id, tries)
+    save_attempts(id, attempt_counts)
     if position then
       lost_of_groups[#lost_of_groups + 1] = message
-    elseif is_suspect(tries) then
+    elseif is_suspect(attempt_counts) then
       redis.call('ZADD', leased, suspect_score(ends), id)
       some_suspects = true
     else
-      redis.call('ZADD', waiting[priority_of(id)], format_score(due_of(tries, body)), id)
+      redis.call('ZADD', waiting[priority_of(id)], format_score(due_of(attempt_counts, body)), id)
       redis.call('ZREM', leased, id)
     end
   end
   if #lost_of_groups > 0 then by_turns.requeue_lost(lost_of_groups) end
-  some_tried, some_used, some_lost = true, true, redis.call('ZCOUNT', leased, 0, now) > 0
+  some_attempts, some_used, some_lost = true, true, redis.call('ZCOUNT', leased, 0, now) > 0
   highest = redis.call('EXISTS', unpack(waiting)) > 0 and 9 or 0
 end
 if some_lost then requeue_lost() end
@@ -289,9 +289,9 @@ local has_suspect = false
 if some_grouped and suspect then
   has_suspect = true
   if suspect.cursor then
-    by_turns.hand_out_of(suspect.cursor, suspect.id, suspect.member, suspect.priority, suspect.tries, suspect.body, suspect.expiry)
+    by_turns.hand_out_of(suspect.cursor, suspect.id, suspect.member, suspect.priority, suspect.attempt_counts, suspect.body, suspect.expiry)
   else
-    hand_out(suspect.id, suspect.priority, suspect.tries, suspect.body, suspect.expiry)
+    hand_out(suspect.id, suspect.priority, suspect.attempt_counts, suspect.body, suspect.expiry)
   end
 elseif some_grouped then
   by_turns.take()
@@ -299,7 +299,7 @@ end
 for priority = some_grouped and -1 or highest, 0, -1 do
   if suspect and count == 0 and suspect.priority >= priority then
     has_suspect = true
-    hand_out(suspect.id, suspect.priority, suspect.tries, suspect.body, suspect.expiry)
+    hand_out(suspect.id, suspect.priority, suspect.attempt_counts, suspect.body, suspect.expiry)
     break
   end
   take_from(priority, allowed)
@@ -416,6 +416,6 @@ elseif count > 0 or is_first then
   listeners = give_notice(wake, now, has_suspects and 0 or wait, now, signature)
 end
 return {
-  now, wait, expired_count, died_count, listeners, token, ids, claimed_bodies, details, has_suspect and (suspect.tries.lost > 2 and 2 or 1) or 0,
+  now, wait, expired_count, died_count, listeners, token, ids, claimed_bodies, details, has_suspect and (suspect.attempt_counts.lost > 2 and 2 or 1) or 0,
   has_suspects and 1 or 0, occurrences, is_limited and 1 or 0, period,
 }

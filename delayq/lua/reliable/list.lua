@@ -32,7 +32,7 @@ if state ~= 'ready' then from, to = '(' .. to, '+inf' end
 local function add(set, ids_and_scores)
   local ids = {}
   for i = 1, #ids_and_scores, 2 do ids[#ids + 1] = ids_and_scores[i] end
-  local ends, tried = redis.call('HMGET', expiries, unpack(ids)), redis.call('HMGET', attempts, unpack(ids))
+  local ends, stored_attempts = redis.call('HMGET', expiries, unpack(ids)), redis.call('HMGET', attempts, unpack(ids))
   local ranks = redis.call('HMGET', priorities, unpack(ids))
   -- Bodies may be large, so they are read only if they are needed.
   local texts, failures = {}, {}
@@ -42,12 +42,12 @@ local function add(set, ids_and_scores)
   for i, id in ipairs(ids) do
     local score = tonumber(ids_and_scores[2 * i])
     local message = {score = score, leased = set == leased and score > now, lost = set == leased and score >= 0 and score <= now}
-    local tries, priority = parse_tries(tried[i]), parse_priority(ranks[i])
+    local attempt_counts, priority = parse_attempts(stored_attempts[i]), parse_priority(ranks[i])
     local is_live = texts[i] or brief == '1' and redis.call('HEXISTS', bodies, id) == 1
     local facts = false
     if is_live and (message.leased or number_or(MAX_SCORE, ends[i]) >= now) then
-      local body = texts[i] or (message.lost or is_suspect(tries) and not message.leased) and redis.call('HGET', bodies, id)
-      facts = describe(message, now, tries, priority, body, failures[i])
+      local body = texts[i] or (message.lost or is_suspect(attempt_counts) and not message.leased) and redis.call('HGET', bodies, id)
+      facts = describe(message, now, attempt_counts, priority, body, failures[i])
     end
     if facts and brief == '1' then facts = {facts[1], facts[2], facts[3]} end
     reply[#reply + 1], reply[#reply + 2] = id, facts

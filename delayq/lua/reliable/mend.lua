@@ -31,7 +31,7 @@ local function restore_position(id, group, body, ends)
   add_group(groups, group)
   if is_in_group and (ends or due) then return end
   if ends then return set_position(id, position_of(group, '~', ends), position) end
-  due = tonumber(due or nil) or due_of(parse_tries(redis.call('HGET', attempts, id)), body)
+  due = tonumber(due or nil) or due_of(parse_attempts(redis.call('HGET', attempts, id)), body)
   enqueue_in_group(id, group, level_of(group, position, priority_of(id)), due, position)
 end
 
@@ -43,7 +43,7 @@ for i = 1, #scan[2], 2 do
   if group then
     restore_position(id, group, body, ends)
   elseif not ends and not locate(id) then
-    local due = due_of(parse_tries(redis.call('HGET', attempts, id)), body)
+    local due = due_of(parse_attempts(redis.call('HGET', attempts, id)), body)
     enqueue(id, priority_of(id), due, now)
   end
 end

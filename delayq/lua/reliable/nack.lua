@@ -36,9 +36,9 @@ for at = FIRST, #ARGV, STRIDE do
   local is_ours = lease_end(id, ARGV[at + TOKEN]) ~= nil
   reply[#reply + 1] = is_ours and 1 or 0
   if is_ours then
-    local tries = parse_tries(redis.call('HGET', attempts, id))
-    tries.used = tries.used + tonumber(ARGV[at + SPENT])
-    return_message(id, tries, now + tonumber(ARGV[at + DELAY_US]), now)
+    local attempt_counts = parse_attempts(redis.call('HGET', attempts, id))
+    attempt_counts.used = attempt_counts.used + tonumber(ARGV[at + SPENT])
+    return_message(id, attempt_counts, now + tonumber(ARGV[at + DELAY_US]), now)
     if last_error ~= '' then redis.call('HSET', errors, id, last_error) end
     record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now)
   end

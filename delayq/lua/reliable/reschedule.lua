@@ -27,6 +27,6 @@ for i, id in ipairs(ids) do
   local message = find_message(id, now)
   local is_waiting = message and not message.leased and not message.expired
   reply[i] = is_waiting and 1 or 0
-  if is_waiting then return_message(id, find_tries(id, message), due, now) end
+  if is_waiting then return_message(id, find_attempts(id, message), due, now) end
 end
 return reply

@@ -71,9 +71,9 @@ for _, set in ipairs({leased, kept_slots, group_waiting, group_turns, suspect_tu
   if first and (not head or first < head) then head = first end
 end
 move_values(bodies, moved_body)
-move_values(attempts, function(tries)
-  local used, due, mark = string.match(tries, '^(%d+%-%d+:)([%d.]+)(.*)$')
-  return used and used .. back(due) .. mark or tries
+move_values(attempts, function(text)
+  local used, due, mark = string.match(text, '^(%d+%-%d+:)([%d.]+)(.*)$')
+  return used and used .. back(due) .. mark or text
 end)
 move_values(expiries, back)
 move_values(checkpoints, moved_checkpoint)

@@ -127,8 +127,8 @@
   end
 
   -- Hand out a message of a group.
-  local function hand_out_of(cursor, id, member, priority, tries, body, expiry)
-    hand_out(id, priority, tries, body, expiry)
+  local function hand_out_of(cursor, id, member, priority, attempt_counts, body, expiry)
+    hand_out(id, priority, attempt_counts, body, expiry)
     local number = #claimed_ids + 1
     claimed_ids[number], claimed_members[number], claimed_cursors[number] = id, member, cursor
     if not cursor.last_claimed then served[#served + 1] = cursor end
@@ -145,21 +145,21 @@
       if at <= cursor.read_to then id, body = read_ids[at + cursor.before], read_bodies[at + cursor.before] end
       id = id or string.sub(member, #cursor.base + 21)
       if body == nil then body = redis.call('HGET', bodies, id) end
-      local tries, priority = some_tried and redis.call('HGET', attempts, id), 0
-      tries = tries and parse_tries(tries) or new
+      local text, priority = some_attempts and redis.call('HGET', attempts, id), 0
+      local attempt_counts = text and parse_attempts(text) or new
       if at > cursor.due_to then
         local level = string.byte(member, #cursor.base + 1)
         priority = level == blocking_level and priority_of(id) or usual_level - level
       end
       local expiry = some_expire and redis.call('HGET', expiries, id)
-      local is_plain = body and tries == new and not some_expire
-      if is_plain or not is_gone(id, priority, tries, body, expiry) then
+      local is_plain = body and attempt_counts == new and not some_expire
+      if is_plain or not is_gone(id, priority, attempt_counts, body, expiry) then
         is_full = count > 0 and #body > remaining_bytes
         if is_full then
           cursor.at = at
           return false
         end
-        hand_out_of(cursor, id, member, priority, tries, body, expiry)
+        hand_out_of(cursor, id, member, priority, attempt_counts, body, expiry)
         return true
       end
     end
@@ -174,10 +174,10 @@
       local member = redis.call('ZRANGEBYLEX', group_members, '[' .. cursor.base .. '?', '(' .. cursor.base .. '@', 'LIMIT', 0, 1)[1]
       if member and cursor.capacity > 0 then
         local id = id_in_member(member)
-        local body, tries = redis.call('HGET', bodies, id), parse_tries(redis.call('HGET', attempts, id))
+        local body, attempt_counts = redis.call('HGET', bodies, id), parse_attempts(redis.call('HGET', attempts, id))
         local priority, expiry = priority_of(id), redis.call('HGET', expiries, id)
-        if not is_gone(id, priority, tries, body, expiry) then
-          return {id = id, priority = priority, tries = tries, body = body, expiry = expiry, cursor = cursor, member = member}
+        if not is_gone(id, priority, attempt_counts, body, expiry) then
+          return {id = id, priority = priority, attempt_counts = attempt_counts, body = body, expiry = expiry, cursor = cursor, member = member}
         end
       end
     end
@@ -264,18 +264,18 @@
     if turns_updated_to then redis.call('HSET', settings, 'turns_updated_to', turns_updated_to) else redis.call('HDEL', settings, 'turns_updated_to') end
   end
 
-  -- Let messages of groups wait again whose leases are lost: {id, tries, ends, body, position} each.
+  -- Let messages of groups wait again whose leases are lost: {id, attempt_counts, ends, body, position} each.
   local function requeue_lost(lost)
     local work, groups = rare_work(), {}
     for _, message in ipairs(lost) do
-      local id, tries, ends, body, position = unpack(message)
+      local id, attempt_counts, ends, body, position = unpack(message)
       local group = group_of(position)
       redis.call('ZREM', leased, id)
-      if is_suspect(tries) then
+      if is_suspect(attempt_counts) then
         work.enqueue_in_group(id, group, '?', ends, position)
       else
         local level = work.level_of(group, position, priority_of(id))
-        work.enqueue_in_group(id, group, level, due_of(tries, body), position)
+        work.enqueue_in_group(id, group, level, due_of(attempt_counts, body), position)
       end
       add_group(groups, group)
     end

@@ -98,38 +98,38 @@ end
 
 -- Return what is stored about a message's attempts: {used, uncounted, due, lost}. due: nil if the
 -- body tells it.
-local function parse_tries(text)
+local function parse_attempts(text)
   local used, uncounted, due, lost = string.match(text or '', '^(%d+)%-(%d+):([%d.]*):?(%d*)')
   return {used = number_or(0, used), uncounted = number_or(0, uncounted), due = number_or(nil, due), lost = number_or(0, lost)}
 end
 
-local function save_tries(id, tries)
-  local due, lost = tries.due and format_score(tries.due) or '', tries.lost > 0 and ':' .. tries.lost or ''
-  redis.call('HSET', attempts, id, tries.used .. '-' .. tries.uncounted .. ':' .. due .. lost)
+local function save_attempts(id, attempt_counts)
+  local due, lost = attempt_counts.due and format_score(attempt_counts.due) or '', attempt_counts.lost > 0 and ':' .. attempt_counts.lost or ''
+  redis.call('HSET', attempts, id, attempt_counts.used .. '-' .. attempt_counts.uncounted .. ':' .. due .. lost)
 end
 
--- Return whether a message with these tries may only be handed out alone.
-local function is_suspect(tries) return tries.lost >= 2 end
+-- Return whether a message with these attempts may only be handed out alone.
+local function is_suspect(attempt_counts) return attempt_counts.lost >= 2 end
 
 -- Return the score of a suspect that waits, since a moment: below those of all leases.
 local function suspect_score(moment) return string.format('%.0f', math.floor(moment) - MAX_SCORE) end
 
 -- Count the attempt of a lease that is lost. A message that was alone, or has lost five in a row, is
 -- to blame for all of these. Otherwise, the first three do not count.
-local function lose(tries, ends)
-  tries.used, tries.lost = tries.used + 1, tries.lost + 1
-  if is_alone(ends) or tries.lost >= 5 then
-    tries.uncounted = math.max(0, tries.uncounted - math.min(tries.lost - 1, 3))
-  elseif tries.lost <= 3 then
-    tries.uncounted = tries.uncounted + 1
+local function lose(attempt_counts, ends)
+  attempt_counts.used, attempt_counts.lost = attempt_counts.used + 1, attempt_counts.lost + 1
+  if is_alone(ends) or attempt_counts.lost >= 5 then
+    attempt_counts.uncounted = math.max(0, attempt_counts.uncounted - math.min(attempt_counts.lost - 1, 3))
+  elseif attempt_counts.lost <= 3 then
+    attempt_counts.uncounted = attempt_counts.uncounted + 1
   end
 end
 
--- Return when a message is due: as its tries say if it was retried or rescheduled, or else its body.
--- And the moment that was asked for, if that is another: of several messages for one moment, each is
--- due a little later than the one before.
-local function due_of(tries, body)
-  if tries.due then return tries.due, tries.due end
+-- Return when a message is due: as stored with its attempts if it was retried or rescheduled, or
+-- else by its body. And the moment that was asked for, if that is another: of several messages for
+-- one moment, each is due a little later than the one before.
+local function due_of(attempt_counts, body)
+  if attempt_counts.due then return attempt_counts.due, attempt_counts.due end
   local enqueued, delay = string.match(body or '', '^(%d+)%+?([%de]*)')
   local whole, quarters = string.sub(enqueued or '', 1, 16), string.sub(enqueued or '', 17)
   local moment = (tonumber(whole) or 0) + (tonumber(delay) or 0)

@@ -21,7 +21,7 @@ local function find_outcome(id, now)
   if last and number_or(0, last) >= number_or(0, died or nil) then name, died = id .. '\0' .. stamp, last end
   local letter = died and redis.call('HGET', dead_messages, name)
   if message and message.expired and redis.call('HGET', settings, 'expired') == 'dead' then
-    local why = {reason = 'expired', attempt = find_tries(id, message).used, error = redis.call('HGET', errors, id) or nil}
+    local why = {reason = 'expired', attempt = find_attempts(id, message).used, error = redis.call('HGET', errors, id) or nil}
     letter, died = cjson.encode(why) .. '\n' .. redis.call('HGET', bodies, id), ends or moment or format_score(now)
   end
   return {now, keep_us, live and 1 or message and -1 or 0, record, moment, letter, died, live and ends or false}, message

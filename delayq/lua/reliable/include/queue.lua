@@ -84,11 +84,11 @@ end
 -- Count the messages that have expired and are not leased. All of them are due: see `return_message`.
 local function count_expired(now) return redis.call('ZCOUNT', expiry_index, '-inf', '(' .. format_score(now)) end
 
--- Return the tries of a message, with the attempt of a lost lease.
-local function find_tries(id, message)
-  local tries = parse_tries(redis.call('HGET', attempts, id))
-  if message.lost then lose(tries, message.score) end
-  return tries
+-- Return the counts of a message's attempts, with that of a lost lease.
+local function find_attempts(id, message)
+  local attempt_counts = parse_attempts(redis.call('HGET', attempts, id))
+  if message.lost then lose(attempt_counts, message.score) end
+  return attempt_counts
 end
 
 -- Delete a message that is in the set of this name.
@@ -104,9 +104,9 @@ local function delete_message(id, where)
   if waits_for_slot then free_slot(now) end
 end
 
--- Make a message wait, with these tries, whether it had a lease or waited before. `group` is that of
--- a message that has no position yet.
-local function return_message(id, tries, due, now, group)
+-- Make a message wait, whether it had a lease or waited before. `group` is that of a message that has
+-- no position yet.
+local function return_message(id, attempt_counts, due, now, group)
   local priority, position, expiry = priority_of(id), redis.call('HGET', positions, id), redis.call('HGET', expiries, id)
   -- A claim drops it as soon as it has expired: until it was due, it would hold its group up.
   local expires = number_or(nil, expiry or nil)
@@ -119,8 +119,8 @@ local function return_message(id, tries, due, now, group)
   if group then check_groups() end
   local waits_for_slot = awaits_slot()
   demand_removal()
-  tries.due, tries.lost = due, 0
-  save_tries(id, tries)
+  attempt_counts.due, attempt_counts.lost = due, 0
+  save_attempts(id, attempt_counts)
   if expires then redis.call('ZADD', expiry_index, format_score(expires), id) end
   if group then
     enqueue_in_group(id, group, level_of(group, position, priority), due, position)
@@ -136,12 +136,12 @@ end
 
 -- Make a message wait as before its lease, which does not count as an attempt.
 local function give_back(id, now)
-  local tries = parse_tries(redis.call('HGET', attempts, id))
-  local due, priority = due_of(tries, redis.call('HGET', bodies, id)), priority_of(id)
+  local attempt_counts = parse_attempts(redis.call('HGET', attempts, id))
+  local due, priority = due_of(attempt_counts, redis.call('HGET', bodies, id)), priority_of(id)
   local position, expires = redis.call('HGET', positions, id), number_or(nil, redis.call('HGET', expiries, id) or nil)
   redis.call('ZSCORE', waiting[priority], id)
   if position then check_groups() end
-  local waits_for_slot, was_suspect = awaits_slot(), is_suspect(tries)
+  local waits_for_slot, was_suspect = awaits_slot(), is_suspect(attempt_counts)
   demand_removal()
   if expires then redis.call('ZADD', expiry_index, format_score(expires), id) end
   local group = position and group_of(position)
@@ -189,22 +189,22 @@ local function free_id(id, message, now)
 end
 
 -- Return {state, priority, moment, attempt, body, error} of a message that `find_message` has found.
-local function describe(message, now, tries, priority, body, error)
+local function describe(message, now, attempt_counts, priority, body, error)
   local state = message.leased and 'leased' or message.score <= now and 'ready' or 'delayed'
-  if message.lost then lose(tries, message.score) end
+  if message.lost then lose(attempt_counts, message.score) end
   local moment = message.score
-  if not message.leased and (body or message.lost or is_suspect(tries)) then
-    local _, asked = due_of(tries, body)
+  if not message.leased and (body or message.lost or is_suspect(attempt_counts)) then
+    local _, asked = due_of(attempt_counts, body)
     moment = asked
   end
   moment = format_score(math.max(0, math.min(moment, MAX_SCORE)))
-  return {state, priority, moment, tries.used + (message.leased and 1 or 0), body, error}
+  return {state, priority, moment, attempt_counts.used + (message.leased and 1 or 0), body, error}
 end
 
 -- Return what `describe` tells of a message by its id, which `find_message` has found or not; false
 -- if it is not alive.
 local function describe_by_id(id, message, now)
   if not message or message.expired then return false end
-  local tries = parse_tries(redis.call('HGET', attempts, id))
-  return describe(message, now, tries, priority_of(id), redis.call('HGET', bodies, id), redis.call('HGET', errors, id))
+  local attempt_counts = parse_attempts(redis.call('HGET', attempts, id))
+  return describe(message, now, attempt_counts, priority_of(id), redis.call('HGET', bodies, id), redis.call('HGET', errors, id))
 end
