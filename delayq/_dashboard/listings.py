@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from delayq._redisson.records import PendingRecord
     from delayq._reliable.letter_store import StoredLetter
     from delayq._reliable.outcomes import MessageHistory
-    from delayq._reliable.replies import State, StoredMessage
+    from delayq._reliable.replies import LiveState, StoredMessage
     from delayq._reliable.store import ReliableStore
     from delayq.admin.retries import ReadPosition
 
@@ -184,7 +184,7 @@ class ReliableListings(ReliableInspector):
                 if state == "dead"
                 else self._record_pages()
                 if state == "handled"
-                else self.message_pages(cast("State", state), _message_row)
+                else self.message_pages(cast("LiveState", state), _message_row)
                 for state in states
                 if state in (*self.states, "dead", "handled")
             ]

@@ -13,7 +13,7 @@ from delayq._checks import describe_value
 from delayq._durations import datetime_at
 from delayq._redis.retry import retry_delay
 from delayq._reliable.failures import unpack_error
-from delayq._reliable.replies import State
+from delayq._reliable.replies import LiveState
 from delayq.errors import (
     BadInput,
     Closed,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from delayq._reliable.store import Watched
     from delayq.errors import LeaseLost
 
-EventState = Literal[State, "done", "dead", "dropped", "unknown"]
+EventState = Literal[LiveState, "done", "dead", "dropped", "unknown"]
 _FINAL = ("done", "dead", "dropped", "unknown")
 # Seconds between two reports of one message that reach the server.
 _BETWEEN_REPORTS = 0.1

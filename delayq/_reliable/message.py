@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from delayq._reliable.bodies import Body, OptionsMessage
     from delayq._reliable.message_context import MessageContext
     from delayq._reliable.offer import Offer
-    from delayq._reliable.replies import Claim, State
+    from delayq._reliable.replies import Claim, LiveState
     from delayq.instrumentation import Observation
 
 P = ParamSpec("P")
@@ -103,7 +103,7 @@ class Message(Generic[T]):
         self,
         claim: Claim,
         context: MessageContext[T],
-        state: State = "leased",
+        state: LiveState = "leased",
         ahead: Ahead | None = None,
     ) -> None:
         """Args:
@@ -112,7 +112,7 @@ class Message(Generic[T]):
         state: Its state. It can be acknowledged or retried if ``claim`` has a token.
         ahead: The messages its consumer has fetched and will handle next.
         """
-        self.state: State = state
+        self.state: LiveState = state
         self._claim = claim
         self._context = context
         self._ahead = ahead

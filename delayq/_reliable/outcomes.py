@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from delayq._reliable.replies import Claim, State, StoredMessage
+    from delayq._reliable.replies import Claim, LiveState, StoredMessage
     from delayq.codecs import Codec
 
 # The most that is kept of each error, characters. Its end says the most.
@@ -73,7 +73,7 @@ class MessageHistory:
     """
 
     id: str
-    state: Literal[State, "done", "dead", "dropped"]
+    state: Literal[LiveState, "done", "dead", "dropped"]
     offered_at: datetime | None
     finished_at: datetime | None
     attempts: tuple[Attempt, ...]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from delayq._reliable.offer import OnDuplicate
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.relay_port import RelayPort
-    from delayq._reliable.replies import State
+    from delayq._reliable.replies import LiveState
     from delayq._reliable.settings import HandleSettings, QueueSettings
     from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
@@ -585,7 +585,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             messages += await self.list("delayed", limit=limit - len(messages))
         return messages
 
-    async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
+    async def list(
+        self, state: LiveState, *, offset: int = 0, limit: int = 100
+    ) -> list[Message[T]]:
         """Return messages in one state, in the order in which they will come.
 
         Those whose last lease was lost come first, whatever their priority. They are not leased to

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from delayq._reliable.bodies import OptionsMessage
     from delayq._reliable.settings import Policy
 
-State = Literal["delayed", "ready", "leased"]
+LiveState = Literal["delayed", "ready", "leased"]
 """The state of a live message: not due yet, due, or leased to a worker."""
-LIVE_STATES: tuple[State, ...] = get_args(State)
+LIVE_STATES: tuple[LiveState, ...] = get_args(LiveState)
 
 _MOST_US = 2**62
 
@@ -227,7 +227,7 @@ class StoredMessage(NamedTuple):
     """
 
     id: bytes
-    state: State
+    state: LiveState
     priority: int
     moment_us: int
     attempt: int

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from delayq._reliable.message import Message
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.partition import Partition
-    from delayq._reliable.replies import State
+    from delayq._reliable.replies import LiveState
     from delayq._reliable.store import ReliableStore
 
 Purgeable = Literal["delayed", "ready", "all"]
@@ -164,7 +164,7 @@ class StoredMessages(Generic[T]):
             await self._queue.for_each_partition(lambda partition: partition.store.depth())
         )
 
-    async def list(self, state: State, offset: int, limit: int) -> list[Message[T]]:
+    async def list(self, state: LiveState, offset: int, limit: int) -> list[Message[T]]:
         """Return messages in one state, in the order in which they will come."""
         self._consumer.check_open()
         if state not in LIVE_STATES:

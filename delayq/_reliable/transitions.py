@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class State(StrEnum):
+class IdState(StrEnum):
     """The state of an id, as its keys and the server's clock show it.
 
     Calls that count or list messages report ``OVERDUE`` and ``SUSPECT`` as ready, and ``ON_TRIAL``
@@ -59,14 +59,14 @@ class Event:
 
     name: str
     script: str | None
-    changes: Mapping[State, State]
+    changes: Mapping[IdState, IdState]
 
 
-def _all_to(state: State, *before: State) -> dict[State, State]:
+def _all_to(state: IdState, *before: IdState) -> dict[IdState, IdState]:
     return dict.fromkeys(before, state)
 
 
-GONE, DELAYED, READY, LEASED, OVERDUE, SUSPECT, ON_TRIAL, EXPIRED, DEAD, REMEMBERED = State
+GONE, DELAYED, READY, LEASED, OVERDUE, SUSPECT, ON_TRIAL, EXPIRED, DEAD, REMEMBERED = IdState
 _WITHOUT_WORKER = (DELAYED, READY, OVERDUE, SUSPECT)
 # As long as no other worker has claimed the message, the token of a lease that has ended is still
 # valid.

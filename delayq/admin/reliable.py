@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._reliable.letter_store import StoredLetter
     from delayq._reliable.mover import Repartition
-    from delayq._reliable.replies import State, StoredMessage
+    from delayq._reliable.replies import LiveState, StoredMessage
     from delayq._reliable.report_format import Unit
     from delayq._reliable.schedules import Schedule
     from delayq._reliable.settings import QueueSettings, SettingTexts, StoredSettings
@@ -230,13 +230,13 @@ class ReliableInspector:
                 return message
         return None
 
-    async def live_messages(self, state: State, offset: int, limit: int) -> list[StoredMessage]:
+    async def live_messages(self, state: LiveState, offset: int, limit: int) -> list[StoredMessage]:
         """Return messages in one state, as :meth:`delayq.ReliableQueue.list` does."""
         stores = await self.all_stores(at_rest=True)
         return [message for _, message in (await live_page(stores, state, offset, limit)).messages]
 
     async def message_pages(
-        self, state: State, convert: Callable[[int, StoredMessage], M]
+        self, state: LiveState, convert: Callable[[int, StoredMessage], M]
     ) -> list[SearchPages[M]]:
         """Return the messages in one state, to be searched: one partition after the other.
 

@@ -25,7 +25,7 @@ LATE = 60.0
 
 
 @dataclass(frozen=True)
-class State:
+class QueueState:
     """A state of a queue: a label, a tone that selects its colour, and an explanation."""
 
     label: str
@@ -33,29 +33,31 @@ class State:
     about: str
 
 
-REFUSED = State("unreadable", "bad", "The server refuses to count the queue's messages.")
-UNATTENDED = State(
+REFUSED = QueueState("unreadable", "bad", "The server refuses to count the queue's messages.")
+UNATTENDED = QueueState(
     "no consumers",
     "bad",
     "Messages have been due for a minute or longer, and no process takes any: start a worker.",
 )
-OVERDUE = State(
+OVERDUE = QueueState(
     "late",
     "warn",
     "Messages have been due for a minute or longer: start more workers, or raise their"
     " concurrency.",
 )
-FAILING = State(
+FAILING = QueueState(
     "failing",
     "warn",
     "In the last three minutes, at least ten attempts failed, and a tenth or more of all.",
 )
-DEAD = State("dead letters", "warn", "Redrive or drop the messages that workers gave up on.")
-UNREADABLE = State("unreadable records", "warn", "Records that are not in Redisson's format.")
-PAUSED = State("paused", "warn", "No messages are delivered until an operator resumes the queue.")
-WORKING = State("working", "good", "Messages are due or being handled, and none is late.")
-WAITING = State("waiting", "idle", "No message is due yet.")
-EMPTY = State("empty", "idle", "The queue holds no messages.")
+DEAD = QueueState("dead letters", "warn", "Redrive or drop the messages that workers gave up on.")
+UNREADABLE = QueueState("unreadable records", "warn", "Records that are not in Redisson's format.")
+PAUSED = QueueState(
+    "paused", "warn", "No messages are delivered until an operator resumes the queue."
+)
+WORKING = QueueState("working", "good", "Messages are due or being handled, and none is late.")
+WAITING = QueueState("waiting", "idle", "No message is due yet.")
+EMPTY = QueueState("empty", "idle", "The queue holds no messages.")
 
 STATES = (REFUSED, UNATTENDED, OVERDUE, FAILING, DEAD, UNREADABLE, PAUSED, WORKING, WAITING, EMPTY)
 """All states, the worst first."""
@@ -67,7 +69,7 @@ def states(
     *,
     is_failing: bool = False,
     delay: Delay | None = None,
-) -> list[State]:
+) -> list[QueueState]:
     """Return the states of a queue, the worst first: all troubles, or how it is doing.
 
     Args:
@@ -86,14 +88,14 @@ def states(
     return [WAITING if depth.delayed else EMPTY]
 
 
-def is_late(some_states: Collection[State]) -> bool:
+def is_late(some_states: Collection[QueueState]) -> bool:
     """Return whether a queue in these states has messages that have been due for long."""
     return UNATTENDED in some_states or OVERDUE in some_states
 
 
 def _troubles(
     depth: QueueDepth, kind: QueueKind, delay: Delay | None, *, is_failing: bool
-) -> Iterator[State]:
+) -> Iterator[QueueState]:
     if depth.oldest_due_age > LATE and (depth.ready or kind == "delayed"):
         if delay is not None:
             lacks_consumers = delay.reason == "no_consumers"

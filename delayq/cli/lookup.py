@@ -18,7 +18,7 @@ from delayq._reliable.checkpoints import split_report, unpack
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.failures import unpack_error
 from delayq._reliable.following import read_report
-from delayq._reliable.replies import LIVE_STATES, State
+from delayq._reliable.replies import LIVE_STATES, LiveState
 from delayq.admin.delayed import DelayedInspector, RecordState
 from delayq.admin.migrate import form_of
 from delayq.admin.payloads import KEYS_VARIABLE
@@ -299,7 +299,7 @@ def peek(
 
 def list_messages(
     queue: Queue,
-    state: Annotated[State, typer.Option(help="The state of the messages.")] = "delayed",
+    state: Annotated[LiveState, typer.Option(help="The state of the messages.")] = "delayed",
     limit: MaxRows = 100,
     offset: Offset = 0,
     codec: CodecName = "json",
@@ -378,7 +378,7 @@ def _ended(queue: Target, history: MessageHistory, now: datetime) -> typer.Exit:
 
 
 async def _page(
-    client: Client, queue: Target, state: State, codec: Codec[Any], offset: int, limit: int
+    client: Client, queue: Target, state: LiveState, codec: Codec[Any], offset: int, limit: int
 ) -> list[MessageView]:
     if queue.is_reliable:
         inspector = ReliableInspector.of(client, queue.name)
@@ -390,7 +390,7 @@ async def _page(
     return [MessageView.of_record(record, state, codec) for record in records]
 
 
-async def _elsewhere(client: Client, queue: Target, state: State, offset: int) -> str:
+async def _elsewhere(client: Client, queue: Target, state: LiveState, offset: int) -> str:
     """Say where the messages of a queue are if none of one state is listed."""
     inspector = queue.inspector(client)
     if isinstance(inspector, ReliableInspector):
@@ -407,7 +407,7 @@ async def _elsewhere(client: Client, queue: Target, state: State, offset: int) -
     return "; ".join([f"no {state} messages", *elsewhere])
 
 
-SearchState = Literal[State, "dead", "all"]
+SearchState = Literal[LiveState, "dead", "all"]
 
 
 def _fields(view: MessageView) -> SearchFields:
@@ -450,7 +450,7 @@ async def _sources(
             )
         else:
             sources += await inspector.message_pages(
-                cast("State", state), lambda _, message: MessageView.of_message(message, codec)
+                cast("LiveState", state), lambda _, message: MessageView.of_message(message, codec)
             )
     return sources
 

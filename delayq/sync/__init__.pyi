@@ -23,7 +23,7 @@ from delayq._reliable.message import Message
 from delayq._reliable.offer import Offer
 from delayq._reliable.offer import OnDuplicate
 from delayq._reliable.outcomes import MessageHistory
-from delayq._reliable.replies import State
+from delayq._reliable.replies import LiveState
 from delayq._reliable.schedules import Schedule
 from delayq._reliable.settings import HandleOptions
 from delayq._reliable.settings import QueueOptions
@@ -356,7 +356,13 @@ class ReliableQueue(Generic[T]):
         """Return what happened in the queue, in all processes, minute by minute or hour by hour."""
     def peek(self, limit: int = 1) -> builtins.list[Message[T]]:
         """Return the messages to be claimed next: the ready ones, then those that come due."""
-    def list(self, state: State, *, offset: int = 0, limit: int = 100) -> builtins.list[Message[T]]:
+    def list(
+        self,
+        state: LiveState,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> builtins.list[Message[T]]:
         """Return messages in one state, in the order in which they will come."""
     def purge(
         self,

@@ -13,7 +13,7 @@ from tests.support.reliable_store import HOUR, Store, expire
 
 if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
-    from delayq._reliable.replies import State
+    from delayq._reliable.replies import LiveState
 
 
 @pytest.mark.every_server
@@ -131,7 +131,7 @@ async def test_pages_neither_skip_nor_repeat(
         Offer(n, delay=n % 7 * 100, id=f"m{n}", priority=n % 3, ttl=ttl) for n in range(700)
     )
     held = await queue.claim(50)
-    states: dict[State, int] = {"delayed": 600, "ready": 50, "leased": 50}
+    states: dict[LiveState, int] = {"delayed": 600, "ready": 50, "leased": 50}
     for state, count in states.items():
         everything = [message.id for message in await queue.list(state, limit=1000)]
         assert len({*everything}) == len(everything) == count

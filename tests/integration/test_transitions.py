@@ -13,7 +13,7 @@ from redis import Redis
 from delayq._redis.scripts import Script, scripts_in
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import LAYOUT
-from delayq._reliable.transitions import EVENTS, State
+from delayq._reliable.transitions import EVENTS, IdState
 from tests.support.rights_cases import calls
 
 if TYPE_CHECKING:
@@ -106,32 +106,32 @@ class Bench:
     def define(self, moment: int) -> None:
         self.run("schedule", 1, "daily", f"at {moment}", 2, 0, 0, 0, b"\n1", moment)
 
-    def reach(self, state: State) -> None:
+    def reach(self, state: IdState) -> None:
         """Bring the message into a state, by scripts and time alone."""
-        if state is State.DELAYED:
+        if state is IdState.DELAYED:
             self.offer(delay=HOUR)
-        elif state is State.EXPIRED:
+        elif state is IdState.EXPIRED:
             self.offer(ttl=HOUR)
             self.let_pass(2 * HOUR)
-        elif state is not State.GONE:
+        elif state is not IdState.GONE:
             self.offer()
-        if state not in (State.GONE, State.DELAYED, State.READY, State.EXPIRED):
+        if state not in (IdState.GONE, IdState.DELAYED, IdState.READY, IdState.EXPIRED):
             self.claim()
             self.run("save", *self.lease, "1;1;\n1")
-        if state is State.DEAD:
+        if state is IdState.DEAD:
             self.run("bury", *self.lease, '{"reason":"buried","error":""}')
-        elif state is State.REMEMBERED:
+        elif state is IdState.REMEMBERED:
             self.ack(HOUR)
-        elif state in (State.OVERDUE, State.SUSPECT, State.ON_TRIAL):
+        elif state in (IdState.OVERDUE, IdState.SUSPECT, IdState.ON_TRIAL):
             self.let_pass(2 * HOUR)
-        if state in (State.SUSPECT, State.ON_TRIAL):
+        if state in (IdState.SUSPECT, IdState.ON_TRIAL):
             self.claim()
             self.let_pass(2 * HOUR)
             self.claim()
-        if state is State.SUSPECT:
+        if state is IdState.SUSPECT:
             self.run("release", *self.lease, 0)
 
-    def state(self) -> State:
+    def state(self) -> IdState:
         """Return the state that the keys and the server's clock show."""
         now = self.now()
         due = self.raw.zscore(KEYS.waiting[0], self.id)
@@ -145,16 +145,18 @@ class Bench:
             is_dead = self.raw.hexists(KEYS.dead_messages, self.id)
             assert is_dead == (self.raw.zscore(KEYS.dead, self.id) is not None)
             is_remembered = (self.raw.zscore(KEYS.remembered, self.id) or 0) > now
-            return State.DEAD if is_dead else State.REMEMBERED if is_remembered else State.GONE
+            return (
+                IdState.DEAD if is_dead else IdState.REMEMBERED if is_remembered else IdState.GONE
+            )
         assert body is not None
         assert (due is None) != (ends is None), "it both waits and has a lease"
         if ends is not None and ends > now:
-            return State.ON_TRIAL if (record or b"").endswith(b":2") else State.LEASED
+            return IdState.ON_TRIAL if (record or b"").endswith(b":2") else IdState.LEASED
         if expiry and float(expiry) < now:
-            return State.EXPIRED
+            return IdState.EXPIRED
         if ends is not None:
-            return State.SUSPECT if ends < 0 else State.OVERDUE
-        return State.READY if due <= now else State.DELAYED
+            return IdState.SUSPECT if ends < 0 else IdState.OVERDUE
+        return IdState.READY if due <= now else IdState.DELAYED
 
 
 def expire(at: Bench) -> None:
@@ -254,8 +256,8 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
 
 
 @pytest.mark.every_server
-@pytest.mark.parametrize("state", State)
-def test_an_event_changes_exactly_its_states(server: PrivateServer, state: State) -> None:
+@pytest.mark.parametrize("state", IdState)
+def test_an_event_changes_exactly_its_states(server: PrivateServer, state: IdState) -> None:
     with Redis.from_url(server.url, socket_timeout=60) as raw:
         for event in EVENTS:
             raw.flushall()
@@ -289,8 +291,8 @@ def arguments(name: str, id: str = "") -> list[list[Any]]:  # noqa: A002
 
 
 @pytest.mark.every_server
-@pytest.mark.parametrize("state", State)
-def test_a_script_without_rows_keeps_the_state(server: PrivateServer, state: State) -> None:
+@pytest.mark.parametrize("state", IdState)
+def test_a_script_without_rows_keeps_the_state(server: PrivateServer, state: IdState) -> None:
     with Redis.from_url(server.url, socket_timeout=60) as raw:
         for name, call in calls_without_rows():
             raw.flushall()
@@ -303,7 +305,7 @@ def test_a_script_without_rows_keeps_the_state(server: PrivateServer, state: Sta
 def test_the_document_shows_every_row() -> None:
     rows = []
     for event in EVENTS:
-        before: dict[State, list[str]] = {}
+        before: dict[IdState, list[str]] = {}
         for old, new in event.changes.items():
             before.setdefault(new, []).append(old)
         changes = "; ".join(f"{', '.join(old)} → {new}" for new, old in before.items())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.recent import Minutes, Strip
     from delayq._dashboard.sources import AnySource
-    from delayq.admin.states import State
+    from delayq.admin.states import QueueState
     from delayq.stats import QueueDepth
 
 _PER_PAGE = 100
@@ -47,7 +47,7 @@ class Line:
     source: AnySource
     depth: QueueDepth | None
     error: str
-    states: list[State]
+    states: list[QueueState]
     minutes: Minutes | None = None
     hour: Minutes | None = None
     strip: Strip | None = None
@@ -139,7 +139,7 @@ async def _with_consumers(board: Board, lines: Sequence[Line]) -> list[Line]:
     delays = await board.live.delays([line.source for line in idle])
     delay_of = dict(zip(map(id, idle), delays, strict=True))
 
-    def states_of(line: Line) -> list[State]:
+    def states_of(line: Line) -> list[QueueState]:
         delay = delay_of.get(id(line))
         if delay is None or line.depth is None:
             return line.states
@@ -208,7 +208,7 @@ def _labels(line: Line) -> list[str]:
     return [state.label for state in line.states]
 
 
-def _troubles(lines: Sequence[Line]) -> list[tuple[State, int]]:
+def _troubles(lines: Sequence[Line]) -> list[tuple[QueueState, int]]:
     """Return the troubles, the worst first, and how many queues have each."""
     counted = ((state, sum(state in line.states for line in lines)) for state in STATES)
     return [entry for entry in counted if entry[1] and entry[0].tone in ("bad", "warn")]
