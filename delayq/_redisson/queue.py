@@ -64,7 +64,7 @@ _AT_A_TIME = 100
 
 
 class Receipt(Generic[T]):
-    """The handle of a pending message, from :meth:`DelayedQueue.offer`, to cancel or reschedule it.
+    """A receipt for a pending message, from :meth:`DelayedQueue.offer`, to cancel or reschedule it.
 
     Attributes:
         id: The message's id, 16 hexadecimal digits. Ids sort by offer order.
@@ -88,7 +88,7 @@ class Receipt(Generic[T]):
         return datetime_at(due_us_of_stored(self._stored))
 
     def through(self, queue: DelayedQueue[T]) -> Self:
-        """Use this handle of the queue from now on, and return the receipt."""
+        """Use this queue object from now on, and return the receipt."""
         self._queue = queue
         return self
 

@@ -213,7 +213,7 @@ class Checkpoint:
         return remaining
 
     def _end_if_stopping(self) -> None:
-        if self._context.handle.is_stopping():
+        if self._context.consumer.is_stopping():
             raise Interrupted
 
     async def _now_us(self) -> int:

@@ -357,7 +357,7 @@ class WorkerMessage(Message[T]):
 
 
 class WorkerPort(Consumer[WorkerMessage[Any]]):
-    """The part of a handle that a worker uses: it claims messages, and returns those that no
+    """The part of a queue that a worker uses: it claims messages, and returns those that no
     handler has begun.
 
     Attributes:
@@ -369,18 +369,18 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
         flush: Waits for the replies to all acknowledgements sent before now.
     """
 
-    def __init__(self, handle: Consumer[Any], concurrency: int) -> None:
+    def __init__(self, consumer: Consumer[Any], concurrency: int) -> None:
         super().__init__(
-            handle.queue,
-            handle.declaration,
-            handle.codec,
-            handle.policy,
-            handle.backoff,
-            handle.encoder,
-            handle.check_open,
+            consumer.queue,
+            consumer.declaration,
+            consumer.codec,
+            consumer.policy,
+            consumer.backoff,
+            consumer.encoder,
+            consumer.check_open,
             WorkerMessage,
         )
-        queue = handle.queue
+        queue = consumer.queue
         self.name: str = queue.name
         self.ahead: AlwaysMore = AlwaysMore(2 * concurrency)
         self.give_back: Callable[[Iterable[Numbered[Claim]]], None] = queue.dispatcher.give_back

@@ -200,7 +200,7 @@ class Message(Generic[T]):
     def batch(self) -> Batch | None:
         """The batch that it belongs to, or that it follows from; None if there is none."""
         batch = self._parts().batch
-        return None if batch is None else self._context.handle.batch(batch)
+        return None if batch is None else self._context.consumer.batch(batch)
 
     @property
     def enqueued_at(self) -> datetime:

@@ -1,4 +1,4 @@
-"""The properties that all messages share that one handle takes from one partition."""
+"""The properties that all messages share that one consumer takes from one partition."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from delayq.instrumentation import Hooks
 
 
-class MessageHandle(Protocol):
-    """The part of a handle that its messages use.
+class MessageConsumer(Protocol):
+    """The part of a consumer that its messages use.
 
     Attributes:
         is_stopping: Returns whether the handlers of messages are to end soon.
@@ -39,7 +39,7 @@ class MessageHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MessageContext(Generic[T]):
-    """The properties that all messages share that one handle takes from one partition.
+    """The properties that all messages share that one consumer takes from one partition.
 
     Attributes:
         codec: Decodes their values.
@@ -52,7 +52,7 @@ class MessageContext(Generic[T]):
         hooks: The observers to notify.
         reports: Measures how late messages are, and how long handlers take.
         encoder: Encodes the results of handlers, and the messages that follow.
-        handle: The handle that they were taken through.
+        consumer: The consumer that took them.
         variants: The contexts that differ from this one in their retry rules, by these.
     """
 
@@ -66,7 +66,7 @@ class MessageContext(Generic[T]):
     hooks: Hooks
     reports: Reports
     encoder: OfferEncoder[T]
-    handle: MessageHandle
+    consumer: MessageConsumer
     variants: dict[RetryRules, MessageContext[T]] = field(default_factory=dict, compare=False)
 
     def with_rules(self, rules: RetryRules) -> MessageContext[T]:

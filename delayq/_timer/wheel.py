@@ -16,14 +16,14 @@ A wheel is ``ticks_per_wheel`` ticks.
 A coarse bucket is spread over the finer level one bucket's length before its time, so spreading
 delays no timer. Buckets are stored in dicts under their absolute number, with a heap of those
 numbers per level: an empty stretch of time costs nothing, however short the ticks are. A bucket is
-a circular doubly linked list whose nodes are the handles themselves. That makes
+a circular doubly linked list whose nodes are the timeouts themselves. That makes
 :meth:`Timeout.cancel` four stores, which leave nothing behind.
 
 Timers are ordered by tick, and within a tick by the order in which they were added. Spreading
 preserves this order because each stretch of time is open on one level only: ``near_end`` and
 ``far_end`` move past a coarse bucket when it is empty, not before.
 """
-# ruff: noqa: SLF001 - a bucket is a list of handles: these classes share internals, because
+# ruff: noqa: SLF001 - a bucket is a list of timeouts: these classes share internals, because
 # calls would halve the speed.
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _SWEEP_FLOOR = 256
 
 
 class Timeout:
-    """A handle on one pending callback, created by :meth:`~delayq.HashedWheelTimer.new_timeout`."""
+    """A pending callback, created by :meth:`~delayq.HashedWheelTimer.new_timeout`."""
 
-    # The handle is the list node. It is pending while it refers to its wheel; afterwards both links
+    # It is the list node itself. It is pending while it refers to its wheel; afterwards both links
     # hold a marker that says how it ended, and keep no neighbour alive. The tick is not stored,
     # because it follows from the deadline.
     __slots__ = ("_callback", "_deadline", "_next", "_prev", "_wheel")
@@ -97,7 +97,7 @@ class Timeout:
 
 
 def spent(_timeout: Timeout) -> None:
-    """Do nothing, in place of a callback that a kept handle must not keep alive."""
+    """Do nothing, in place of a callback that a kept timeout must not keep alive."""
 
 
 _CANCELLED = Timeout()

@@ -157,8 +157,8 @@ def offer(
         if not queue.is_reliable:
             receipt = await queue.delayed(client).offer(payload, wait, at=moment)
             return receipt.id, receipt.due_at
-        handle = queue.reliable(client)
-        name = await handle.offer(
+        reliable_queue = queue.reliable(client)
+        name = await reliable_queue.offer(
             payload,
             wait,
             at=moment,
@@ -172,7 +172,7 @@ def offer(
             unique_for=window_s,
             on_duplicate=on_duplicate or "raise",
         )
-        return name, await _due_at(handle, name)
+        return name, await _due_at(reliable_queue, name)
 
     try:
         (name, due_at), now = at_server_time(server_of(url), act)
@@ -288,9 +288,9 @@ def bury(
         raise CommandFailed("--error and --dry-run choose failed messages: pass no ids")
 
     async def act(client: Client) -> tuple[int, int]:
-        handle = await queue.existing(client)
+        reliable_queue = await queue.existing(client)
         if ids:
-            return len({*ids}), sum(await handle.bury_many(dict.fromkeys(ids), reason))
+            return len({*ids}), sum(await reliable_queue.bury_many(dict.fromkeys(ids), reason))
         with progress("examined", is_shown=not as_json) as show:
             return await retries.bury(
                 await queue.stores(client), error or "", reason, dry_run=dry_run, progress=show
@@ -338,9 +338,9 @@ def reschedule(
             inspector = DelayedInspector.of(client, queue.name)
             due_at = await inspector.reschedule_record(id, wait, at=moment)
             return due_at is not None, due_at
-        handle = await queue.existing(client)
-        was_there = await handle.reschedule(id, wait, at=moment)
-        return was_there, await _due_at(handle, id) if was_there else None
+        reliable_queue = await queue.existing(client)
+        was_there = await reliable_queue.reschedule(id, wait, at=moment)
+        return was_there, await _due_at(reliable_queue, id) if was_there else None
 
     (is_moved, due_at), now = at_server_time(url, act)
     if not is_moved:
@@ -406,9 +406,9 @@ def take(
         raise typer.Exit(1)
 
 
-async def _due_at(handle: ReliableQueue[bytes], id: str) -> datetime | None:  # noqa: A002
+async def _due_at(reliable_queue: ReliableQueue[bytes], id: str) -> datetime | None:  # noqa: A002
     """Return when a message is due; None if another client has it already."""
-    message = await handle.get(id)
+    message = await reliable_queue.get(id)
     return None if message is None or message.state == "leased" else message.due_at
 
 

@@ -184,9 +184,9 @@ class Target(FoundQueue):
         Raises:
             NoQueue: It has never been used.
         """
-        handle = self.reliable(client, doing)
+        reliable_queue = self.reliable(client, doing)
         await self.check_existence(client)
-        return handle
+        return reliable_queue
 
     async def check_existence(self, client: Client) -> None:
         """Raise NoQueue for a reliable queue that has never been used, if the user may know."""

@@ -147,7 +147,7 @@ def _configure(
     queue: Target, changes: dict[str, Any], url: str | None, *, create: bool, as_json: bool
 ) -> None:
     async def act(client: Client) -> QueueSettings:
-        handle = queue.reliable(client, "be configured")
+        reliable_queue = queue.reliable(client, "be configured")
         if not await ReliableInspector.of(client, queue.name).exists():
             if not create:
                 raise NoQueue(
@@ -156,7 +156,7 @@ def _configure(
                 )
             # So that something is stored.
             changes.setdefault("partitions", 1)
-        return await handle.configure(**changes)
+        return await reliable_queue.configure(**changes)
 
     settings = with_client(url, act)
     if as_json:

@@ -255,7 +255,7 @@ class Ready(Generic[T]):
         """Drop every ready message, and return whether there were any. Pending messages stay."""
 
 class Receipt(Generic[T]):
-    """The handle of a pending message, from :meth:`DelayedQueue.offer`, to cancel or reschedule it.
+    """A receipt for a pending message, from :meth:`DelayedQueue.offer`, to cancel or reschedule it.
     """
     @property
     def id(self) -> str:

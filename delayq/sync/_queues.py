@@ -151,7 +151,7 @@ class ReliableQueue(_Queue, Generic[T]):
 
 @forwards(AsyncReceipt)
 class Receipt(Generic[T]):
-    """The handle of a pending message, from :meth:`DelayedQueue.offer`, to cancel or reschedule it.
+    """A receipt for a pending message, from :meth:`DelayedQueue.offer`, to cancel or reschedule it.
 
     Attributes:
         id: The message's id, 16 hexadecimal digits. Ids sort by offer order.

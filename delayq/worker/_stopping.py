@@ -42,9 +42,9 @@ def signals_handled(call: Callable[[], None]) -> Iterator[None]:
     _calls[worker] = asyncio.get_running_loop(), call
     if is_first:
         # Not loop.add_signal_handler: it cannot restore the handlers that were there before.
-        handle = _new_handler()
+        new_handler = _new_handler()
         for number in SIGNALS:
-            previous = signal.signal(number, handle)
+            previous = signal.signal(number, new_handler)
             _previous_handlers.setdefault(number, previous)
     try:
         yield
@@ -59,7 +59,7 @@ def signals_handled(call: Callable[[], None]) -> Iterator[None]:
 def _new_handler() -> Callable[[int, Any], None]:
     count = 0
 
-    def handle(_number: int, _frame: Any) -> None:
+    def on_signal(_number: int, _frame: Any) -> None:
         nonlocal count
         count += 1
         if count > 1:
@@ -71,7 +71,7 @@ def _new_handler() -> Callable[[int, Any], None]:
                 # This also wakes the loop.
                 loop.call_soon_threadsafe(call)
 
-    return handle
+    return on_signal
 
 
 class Stop:
