@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import Counters, EngineContext
     from delayq._engine.dispatcher import ClaimSource, Dispatcher
-    from delayq._engine.stagger import Notice
     from delayq._engine.wakeup_plan import NextCall
     from delayq._redis.scripts import Request
     from delayq._reliable.replies import ClaimReply
@@ -127,20 +126,6 @@ class Claims:
         """
         task = self.wakeups.task
         return None if task is None else (task, self._calls.number)
-
-    def on_due(self, due_us: int) -> None:
-        """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
-        if self.source.is_wanted:
-            self.wakeups.on_due(due_us)
-        else:
-            self.wakeups.plan.invalidate()
-
-    def on_notice(self, notice: Notice) -> None:
-        """Act on a notice that another client has handed out the due messages."""
-        if self.source.is_wanted:
-            self.wakeups.on_notice(notice)
-        elif notice.client != self.wakeups.plan.stagger.client:
-            self.wakeups.plan.invalidate()
 
     def on_cancelled(self, lease: tuple[bytes, bytes]) -> None:
         """Act on the cancellation of a message, by its id and the token of its lease."""

@@ -238,10 +238,16 @@ class Partition:
         self.wakeups.on_recheck(due_us, next_due)
 
     def on_due(self, due_us: int) -> None:
-        self.claims.on_due(due_us)
+        if self.claims.source.is_wanted:
+            self.wakeups.on_due(due_us)
+        else:
+            self.wakeups.plan.invalidate()
 
     def on_notice(self, notice: Notice) -> None:
-        self.claims.on_notice(notice)
+        if self.claims.source.is_wanted:
+            self.wakeups.on_notice(notice)
+        elif notice.client != self.wakeups.plan.stagger.client:
+            self.wakeups.plan.invalidate()
 
     def on_summons(self, number: int) -> None:
         self.wakeups.on_summons(number)
