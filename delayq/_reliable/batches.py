@@ -464,7 +464,7 @@ class BatchOffers:
 
     def _partition_for(self, encoded: EncodedBatch, partitions: int) -> int:
         """Return a partition in which all messages of a batch can lie."""
-        homes = {home_of(name, partitions) for name in encoded.home_names}
+        homes = {home_of(name, partitions) for name in encoded.all_names}
         if len(homes) > 1:
             raise BadInput(
                 f"the messages of a batch and what follows must lie in one partition, and queue"
@@ -489,13 +489,13 @@ class EncodedBatch:
     on_failure: OptionsMessage | None
 
     @property
-    def home_names(self) -> Iterable[str]:
+    def all_names(self) -> Iterable[str]:
         """The names whose partition its messages lie in."""
         for member in self.members:
-            yield from member.home_names
+            yield from member.all_names
         for successor in (self.then, self.on_failure):
             if successor is not None:
-                yield from successor.home_names
+                yield from successor.all_names
 
     def members_of(self, batch: str, partition: int, partitions: int) -> list[NewMessage]:
         """Return the messages with their ids, as members of the batch."""
@@ -508,7 +508,7 @@ class EncodedBatch:
                 id_generated=False,
                 # One with neither lies with its batch.
                 group=member.group or member.id or batch,
-                homes=(),
+                follower_names=(),
             )
             for member in self.members
         ]

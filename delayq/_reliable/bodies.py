@@ -60,14 +60,14 @@ class PlainMessage(_PlainFields):
         id: The message's id; empty until the message is sent.
         when: The delay, as :func:`brief` writes it.
         content: Headers and payload, as :func:`content` builds them.
-        id_generated: True. It has no ``group`` and no ``homes``: see :class:`OptionsMessage`.
+        id_generated: True. It has no ``group`` and no followers: see :class:`OptionsMessage`.
     """
 
     __slots__ = ()
 
     id_generated: bool = True
     group: str | None = None
-    homes: tuple[str, ...] = ()
+    follower_names: tuple[str, ...] = ()
 
     def with_id(self, id: str) -> PlainMessage:  # noqa: A002
         """Return the message with this id."""
@@ -104,8 +104,8 @@ class OptionsMessage(NamedTuple):
         content: Its own limits, headers and payload, as :func:`content` builds them.
         id_generated: Whether delayq generates the id.
         group: The message's group, if it has one.
-        homes: The groups of its followers, and the ids of those without one: all of them lie in its
-            partition.
+        follower_names: The groups of its followers, and the ids of those without one: all of them
+            lie in its partition.
     """
 
     id: str
@@ -117,17 +117,17 @@ class OptionsMessage(NamedTuple):
     content: bytes
     id_generated: bool
     group: str | None
-    homes: tuple[str, ...] = ()
+    follower_names: tuple[str, ...] = ()
 
     def with_id(self, id: str) -> OptionsMessage:  # noqa: A002
         """Return the message with this id."""
         return self._replace(id=id)
 
     @property
-    def home_names(self) -> tuple[str, ...]:
+    def all_names(self) -> tuple[str, ...]:
         """The names whose partition the message and its followers lie in."""
         name = self.group or self.id
-        return (name, *self.homes) if name else self.homes
+        return (name, *self.follower_names) if name else self.follower_names
 
     @property
     def arguments(self) -> tuple[str | bytes | int, ...]:

@@ -162,7 +162,7 @@ class OfferEncoder(Generic[T]):
             message_content,
             offer.id is None,
             offer.group,
-            tuple(dict.fromkeys(name for follower in followers for name in follower.home_names)),
+            tuple(dict.fromkeys(name for follower in followers for name in follower.all_names)),
         )
 
     def follower(self, offer: Offer[Any], predecessor: Inherited) -> OptionsMessage:

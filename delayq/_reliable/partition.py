@@ -188,7 +188,7 @@ class Partition:
             BadInput: The id or the group of one belongs to another partition.
         """
         partitions = self.queue.settings.stored.partitions
-        if any(home_of(name, partitions) != self.index for name in follower.home_names):
+        if any(home_of(name, partitions) != self.index for name in follower.all_names):
             raise BadInput(
                 "what follows from a message must lie in its partition: leave group and id out, and"
                 " it does"

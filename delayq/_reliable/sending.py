@@ -104,7 +104,7 @@ class Sender:
             return None
         if settings.has_one_partition:
             message_id, batcher = new_id(), self._first_batcher
-        elif message.group is None and not message.homes:
+        elif message.group is None and not message.follower_names:
             partition, message_id = self._queue.rotation.next()
             batcher = self._queue.opened_partitions[partition].offers.batcher
         else:
@@ -291,7 +291,7 @@ class Sender:
             elif isinstance(outcome, ServerUnavailable):
                 partition, _ = self._place(message)
                 failed.add(partition.index)
-                if message.id_generated and message.group is None and not message.homes:
+                if message.id_generated and message.group is None and not message.follower_names:
                     unavailable.append(at)
         if unavailable and not self._queue.are_unreachable(failed):
             # They are not stored there. Other partitions are on other servers.
@@ -359,7 +359,7 @@ class Sender:
         tells the partition.
         """
         queue = self._queue
-        named = message.group is not None or message.homes
+        named = message.group is not None or message.follower_names
         if named and not self._settings.stored.has_one_partition:
             home = self._home_of(message)
             if message.id_generated and (not message.id or queue.partition_of(message.id) != home):
@@ -377,7 +377,7 @@ class Sender:
         Raises BadInput if they need different ones.
         """
         queue = self._queue
-        homes = {queue.home_of(name) for name in message.homes}
+        homes = {queue.home_of(name) for name in message.follower_names}
         if message.group is not None:
             homes.add(queue.home_of(message.group))
         elif not message.id_generated:

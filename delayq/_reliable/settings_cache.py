@@ -211,12 +211,12 @@ class SettingsCache:
         return stored
 
     async def write(
-        self, home: Callable[[int], int], call: Callable[[int, int], Awaitable[R]]
+        self, home_of: Callable[[int], int], call: Callable[[int, int], Awaitable[R]]
     ) -> R:
         """Make a call that changes something in the partition to which it belongs.
 
         Args:
-            home: Returns the partition for a number of partitions.
+            home_of: Returns the partition for a number of partitions.
             call: Makes the call to a partition, with the number of partitions.
         """
         partition = 0
@@ -225,7 +225,7 @@ class SettingsCache:
             nonlocal partition
             await self.learn({}, set_partition_count=True)
             count = self.stored.partitions
-            partition = home(count)
+            partition = home_of(count)
             return await call(partition, count)
 
         return await self.repeat(call_its_partition, lambda: partition)

@@ -322,9 +322,9 @@ class ReliableInspector:
     @property
     def groups(self) -> Groups:
         """The groups of the queue's messages."""
-        return Groups(self._home_of_group, self._set_group, self.all_stores)
+        return Groups(self._store_of_group, self._set_group, self.all_stores)
 
-    async def _home_of_group(self, group: str) -> ReliableStore:
+    async def _store_of_group(self, group: str) -> ReliableStore:
         stores = await self.all_stores()
         return stores[home_of(group, len(stores))]
 
