@@ -23,8 +23,8 @@ Duration = float | timedelta
 """Seconds, or a :class:`~datetime.timedelta`."""
 
 DueTime = int | str
-"""When a message is due, as scripts take it: microseconds from now, or ``@`` and a moment on the
-server's clock, in microseconds since the epoch.
+"""The due time that a script gets: the number of microseconds until then; or ``@`` and a moment by
+the server's clock, in microseconds since the epoch, such as ``@1795346643813468``.
 """
 
 
@@ -82,7 +82,7 @@ def seconds(duration: Duration, name: str) -> float:
 
 
 def when_due(delay: Duration | None, at: datetime | None) -> DueTime:
-    """Return what ``delay`` or ``at`` asks for, as scripts take it; 0 if neither is given.
+    """Return the due time that ``delay`` or ``at`` asks for; 0 if neither is given.
 
     A moment travels as it is, and the script compares it with the server's clock: so neither this
     machine's clock nor the way there makes a difference.

@@ -58,7 +58,7 @@ class PlainMessage(_PlainFields):
 
     Attributes:
         id: The message's id; empty until the message is sent.
-        when: The delay, as :func:`brief` writes it.
+        when: The delay, as :func:`format_delay` writes it.
         content: Headers and payload, as :func:`content` builds them.
         id_generated: True. It has no ``group`` and no followers: see :class:`OptionsMessage`.
     """
@@ -95,7 +95,7 @@ class OptionsMessage(NamedTuple):
     Attributes:
         id: The message's id; empty until the message is sent, if it is generated.
         priority: 0 to 9.
-        when: The delay, as :func:`brief` writes it; or ``@`` and the moment, as in
+        when: The delay, as :func:`format_delay` writes it; or ``@`` and the moment, as in
             :data:`delayq._durations.DueTime`.
         ttl_us: Time to live, in microseconds; 0 for no limit.
         unique_us: For how long the id counts as taken, whatever becomes of the message, in
@@ -169,7 +169,7 @@ class Body(NamedTuple):
         return f"<Body, {len(self.payload)} bytes>"
 
 
-def brief(delay_us: int) -> int | str:
+def format_delay(delay_us: int) -> int | str:
     """Return a delay in microseconds as a body has it: a short text if it is a whole number of
     milliseconds.
     """

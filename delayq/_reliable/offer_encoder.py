@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 from delayq._checks import check_limit, describe_value
 from delayq._durations import Duration, microseconds, when_due
 from delayq._generics import T
-from delayq._reliable.bodies import OptionsMessage, brief, content, pack, plain_message
+from delayq._reliable.bodies import OptionsMessage, content, format_delay, pack, plain_message
 from delayq._reliable.ids import checked_group, checked_new_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.offer import (
@@ -89,7 +89,7 @@ class OfferEncoder(Generic[T]):
                 group=None,
             )
         try:
-            return plain_message(("", 0 if delay is None else _brief_delay(delay), message_content))
+            return plain_message(("", 0 if delay is None else _delay_text(delay), message_content))
         except TypeError:
             # It cannot be hashed, so it is no duration.
             microseconds(delay or 0)
@@ -155,7 +155,7 @@ class OfferEncoder(Generic[T]):
         return OptionsMessage(
             "" if offer.id is None else checked_new_id(offer.id),
             int(priority),
-            brief(when) if isinstance(when, int) else when,
+            format_delay(when) if isinstance(when, int) else when,
             ttl_us,
             unique_us,
             on_duplicate,
@@ -310,6 +310,6 @@ def _private(wrong: object) -> str:
 
 
 @lru_cache(1024, typed=True)
-def _brief_delay(delay: Duration) -> int | str:
+def _delay_text(delay: Duration) -> int | str:
     """Return a delay as a body has it. Raises BadDelay, and TypeError for what has no hash."""
-    return brief(microseconds(delay))
+    return format_delay(microseconds(delay))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from delayq._durations import when_due
-from delayq._reliable.bodies import OptionsMessage, brief, group_in
+from delayq._reliable.bodies import OptionsMessage, format_delay, group_in
 from delayq._reliable.ids import checked_id, new_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.offer_encoder import OfferEncoder
@@ -87,7 +87,7 @@ class Row:
         return OptionsMessage(
             checked_id(self.id),
             self.priority,
-            brief(delay_us) if self.at_us is None else f"@{max(0, self.at_us)}",
+            format_delay(delay_us) if self.at_us is None else f"@{max(0, self.at_us)}",
             _remaining(self.ttl_us, elapsed_us),
             _remaining(self.unique_us, elapsed_us),
             self.on_duplicate,

@@ -17,9 +17,9 @@ import delayq
 from delayq import Limit
 from delayq._reliable.bodies import (
     Body,
-    brief,
     content,
     due_us,
+    format_delay,
     parse,
     parse_letter,
     plain_payload,
@@ -65,11 +65,11 @@ def test_a_stored_body_is_read_back(
 
 @given(st.integers(0, 10**19) | st.integers(0, 10**6).map(lambda seconds: seconds * 10**6))
 def test_a_delay_is_as_brief_as_it_can_be(delay_us: int) -> None:
-    text = str(brief(delay_us))
+    text = str(format_delay(delay_us))
     assert due_us(b"12+%b\n" % text.encode()) == 12 + delay_us
     assert plain_payload(b"12+%b\nx" % text.encode()) == b"x"
     assert len(text) <= len(str(delay_us))
-    assert (brief(3_600_000_000), brief(0)) == ("36e8", 0)
+    assert (format_delay(3_600_000_000), format_delay(0)) == ("36e8", 0)
 
 
 DAMAGED = [b"", b"12", b"\nx", b"+1\nx", b"12+\nx", b"12+1+1\nx", b"12+1x\nx", b"12 \nx", b"1e5\nx"]
