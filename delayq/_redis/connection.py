@@ -241,9 +241,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def waiting_since(self) -> float:
-        """When the command was sent whose reply comes next, on the event loop's clock; infinite if
-        no reply is outstanding.
-        """
+        """When the command was sent whose reply comes next, in loop time; infinity if none."""
         return self._in_flight[0].sent_at if self._in_flight else math.inf
 
     @property

@@ -40,25 +40,23 @@ async def run_all(client: RedisClient, script: Script, calls: Sequence[Call]) ->
     # Again for a connection that was dead, and a server that does not know the script.
     for spelled_out in (False, True):
         if len(remaining) > 1:
-            retried = [calls[position] for position in remaining]
+            retried = [calls[index] for index in remaining]
             results = await _run_at_once(client, script, retried, spelled_out)
-            for position, reply in zip(remaining, results, strict=True):
-                replies[position] = reply
+            for index, reply in zip(remaining, results, strict=True):
+                replies[index] = reply
             remaining = [
-                position
-                for position in remaining
-                if isinstance(replies[position], _NOT_ANSWERED)
-                and not isinstance(replies[position], Redirected)
+                index
+                for index in remaining
+                if isinstance(replies[index], _NOT_ANSWERED)
+                and not isinstance(replies[index], Redirected)
             ]
     alone = remaining
     if len(calls) > 1:
-        alone = [
-            position for position, reply in enumerate(replies) if isinstance(reply, Redirected)
-        ]
-    runs = (client.run(script, *calls[position]) for position in alone)
+        alone = [index for index, reply in enumerate(replies) if isinstance(reply, Redirected)]
+    runs = (client.run(script, *calls[index]) for index in alone)
     results = await asyncio.gather(*runs, return_exceptions=True)
-    for position, reply in zip(alone, results, strict=True):
-        replies[position] = reply
+    for index, reply in zip(alone, results, strict=True):
+        replies[index] = reply
     return replies
 
 

@@ -328,9 +328,7 @@ class ShutdownCalls:
                     if not moves or now >= deadline + _LONGEST_EXTENSION:
                         break
                     to_send = remaining
-                pending: list[asyncio.Future[None]] = [
-                    reply for reply in self._replies if not reply.done()
-                ]
+                pending = [reply for reply in self._replies if not reply.done()]
                 if retry is not None and not retry.done():
                     pending.append(retry)
                 if pending:
