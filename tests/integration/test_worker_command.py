@@ -207,6 +207,24 @@ async def test_a_signal_stops_every_process_gracefully(
 
 @pytest.mark.gate
 @linux_only
+async def test_ctrl_c_lets_a_message_be_completed_and_the_log_says_what_it_waits_for(
+    own_server: PrivateServer, app: Path
+) -> None:
+    await offer(own_server, "wait-1")
+    async with command(own_server, app, WORKER, SHUTDOWN_TIMEOUT="3600") as it:
+        await it.has_said("begin", "wait-1")
+        # On Ctrl-C, a terminal sends the signal to all processes in the foreground.
+        os.killpg(it.process.pid, signal.SIGINT)
+        assert await it.reads("waits for running handlers, up to 3600 s: 1")
+        own_server.call("SET", "go", "1")
+        status, errors = await it.end()
+        assert status == 0, errors
+        assert (await it.log())[-1][1:] == ["end", "wait-1"]
+    assert await stats(own_server) == (0, 0, 0, 0)
+
+
+@pytest.mark.gate
+@linux_only
 async def test_ctrl_c_is_graceful_and_a_second_signal_kills_at_once(
     own_server: PrivateServer, app: Path
 ) -> None:
