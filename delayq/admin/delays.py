@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -75,16 +77,19 @@ async def explain_delay(
     if depth.paused:
         return Delay("the queue is paused", "resume it: delayq resume QUEUE", "paused")
     now = datetime.now(UTC)
-    try:
+    groups: Sequence[Group] = ()
+    # The user may not know.
+    with suppress(ServerRefused):
         now = await inspector.now()
-        held_back = await _limit_of_queue(inspector, depth, now, span)
+        if held_back := await _limit_of_queue(inspector, depth, now, span):
+            return held_back
+        groups = await _first_groups(inspector)
         # The turns of groups are those of the former limits until a claim follows the change.
-        if held_back is None and not await _has_new_limits(inspector):
-            held_back = await _limits_of_groups(inspector, depth, now, span)
-    except ServerRefused:
-        # The user may not know.
-        held_back = None
-    return held_back or await _lack_of_workers(inspector, depth, now, span)
+        if not await _has_new_limits(inspector) and (
+            held_back := _limits_of_groups(groups, depth, now, span)
+        ):
+            return held_back
+    return await _lack_of_workers(inspector, groups, depth, now, span)
 
 
 async def _limit_of_queue(
@@ -115,15 +120,18 @@ async def _has_new_limits(inspector: ReliableInspector) -> bool:
     return any(await inspector.call_each(ReliableStore.has_new_limits))
 
 
-async def _limits_of_groups(
-    inspector: ReliableInspector, depth: QueueDepth, now: datetime, span: Callable[[float], str]
-) -> Delay | None:
-    """Return which groups keep their messages back, if those are all that are due."""
-    groups = [
+async def _first_groups(inspector: ReliableInspector) -> list[Group]:
+    return [
         to_group(group)
         for store in inspector.stores
         for group in await store.groups("", _MOST_GROUPS)
     ]
+
+
+def _limits_of_groups(
+    groups: Sequence[Group], depth: QueueDepth, now: datetime, span: Callable[[float], str]
+) -> Delay | None:
+    """Return which groups keep their messages back, if those are all that are due."""
     held_back = [
         group
         for group in groups
@@ -146,7 +154,11 @@ def _describe(group: Group, now: datetime, span: Callable[[float], str]) -> str:
 
 
 async def _lack_of_workers(
-    inspector: ReliableInspector, depth: QueueDepth, now: datetime, span: Callable[[float], str]
+    inspector: ReliableInspector,
+    groups: Sequence[Group],
+    depth: QueueDepth,
+    now: datetime,
+    span: Callable[[float], str],
 ) -> Delay:
     try:
         workers: Sequence[WorkerInfo] = await inspector.workers()
@@ -155,7 +167,36 @@ async def _lack_of_workers(
     if not depth.leased and not workers:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return Delay("no consumers", advice, "no_consumers", is_wrong=True)
-    return _blocked_loops(workers, depth, now, span) or _use_of_slots(workers, depth)
+    return (
+        _blocked_loops(workers, depth, now, span)
+        or _use_by_one_group(workers, groups, depth, now)
+        or _use_of_slots(workers, depth)
+    )
+
+
+def _use_by_one_group(
+    workers: Sequence[WorkerInfo], groups: Sequence[Group], depth: QueueDepth, now: datetime
+) -> Delay | None:
+    """Return which group has most slots, if none is left for a group that could use one."""
+    slots = sum(worker.slots for worker in workers)
+    has_waiting = any(
+        not group.running and describe_group_state(group, now) == "due" for group in groups
+    )
+    if slots < 2 or depth.leased < slots or not has_waiting:
+        return None
+    group = max(groups, key=lambda group: group.running)
+    # Groups take turns: only slow messages let one have more than half of the slots.
+    if 2 * group.running <= slots:
+        return None
+    share = f"{group.running:,} of" if group.running < slots else "all"
+    name = shlex.quote(group.name)
+    return Delay(
+        f"group {group.name!r} uses {share} {slots:,} slots of workers, while other groups wait",
+        f"limit it: delayq groups limit QUEUE {name} {slots // 2}; to free slots at once, see what"
+        " runs, and cancel what can be repeated: delayq list QUEUE --state leased; delayq cancel"
+        " QUEUE ID --running",
+        "busy_workers",
+    )
 
 
 def _use_of_slots(workers: Sequence[WorkerInfo], depth: QueueDepth) -> Delay:

@@ -121,6 +121,20 @@ async def test_a_queue_may_be_paused_or_its_workers_missing_or_busy(
         gate.open()
 
 
+async def test_one_group_may_use_the_slots_that_others_wait_for(client: Client, jobs: Jobs) -> None:
+    gate, worker = Gate(), Worker(client, concurrency=2)
+    worker.listener("jobs", lease=60)(gate)
+    async with worker:
+        await jobs.offer_many([Offer(n, group="a cme") for n in range(5)])
+        await until(lambda: len(gate.inside) == 2)
+        assert (await delay_of(client)).cause == "all 2 slots of workers are in use"
+        await jobs.offer("waits", group="bob")
+        delay = await delay_of(client)
+        assert delay.cause == ("group 'a cme' uses all 2 slots of workers, while other groups wait")
+        assert "delayq groups limit QUEUE 'a cme' 1;" in delay.advice
+        gate.open()
+
+
 async def test_top_explains_what_is_late(
     client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,8 +230,8 @@ def top(url: str) -> list[str]:
             first.append(written)
             type_("q")
 
-    at_terminal("top", columns=100, rows=12, act=act, DELAYQ_URL=url)
-    lines = [masked(line) for line in screen(first[0], 100)]
+    at_terminal("top", columns=140, rows=12, act=act, DELAYQ_URL=url)
+    lines = [masked(line) for line in screen(first[0], 140)]
     return [line for line in lines if line][1:-1]
 
 
