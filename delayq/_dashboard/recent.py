@@ -104,7 +104,7 @@ class Minutes:
         # The current minute has not ended. It may have begun after these were read.
         full = 60.0 * len(self.handled)
         seconds = min(full, max(full - 60.0, now - 60 * self.start))
-        return failures.describe_wave(sum(self.retried), sum(self.dead), seconds, errors)
+        return failures.describe_wave(sum(self.retried), sum(self.dead), seconds, errors).text
 
 
 @dataclass(frozen=True)

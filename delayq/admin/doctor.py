@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
 from delayq._redis.durability import Durability
@@ -17,7 +19,7 @@ from delayq.admin.acl import ROLES, acl_rules
 from delayq.admin.catalog import FoundQueue, list_queues
 from delayq.admin.delayed import DelayedInspector
 from delayq.admin.delays import ADVICE_ON_BLOCKING, explain_delay
-from delayq.admin.failures import explain_failures
+from delayq.admin.failures import find_wave, newest_deaths
 from delayq.admin.reliable import ReliableInspector
 from delayq.errors import BadName, DelayqError, ServerRefused
 
@@ -42,8 +44,9 @@ _AFTER_EVICTION = (
     " again what has lost its content"
 )
 _REPLICAS, _FSYNC = Durability(replicas=1), Durability(replicas=0)
-# The number of processes that are named.
+# The number of processes, and of causes, that are named.
 _NAMED = 3
+_NAME_LENGTH = 60
 
 
 @dataclass(frozen=True)
@@ -407,13 +410,17 @@ async def _failures(client: Client, queue: FoundQueue) -> AsyncIterator[Finding]
     with suppress(DelayqError):
         inspector = ReliableInspector(client.session, queue.name)
         await inspector.all_stores()
-        if failures := await explain_failures(inspector):
-            advice = (
-                f"look at them: delayq search {queue.argument} --error TEXT; until the cause is"
-                f" mended: delayq pause {queue.argument}; if they will never succeed:"
-                f" delayq bury {queue.argument} --error TEXT"
-            )
-            yield Finding("note", f"reliable {queue.name}", f"failing: {failures}", advice)
+        if wave := await find_wave(inspector):
+            name, error = queue.argument, shlex.quote(wave.error or "TEXT")
+            advice = f"until the cause is mended: delayq pause {name}; "
+            if wave.is_deadly:
+                advice += f"then: delayq resume {name}; delayq dead redrive {name} --error {error}"
+            else:
+                advice += (
+                    f"look at them: delayq search {name} --error {error}; if they will never"
+                    f" succeed: delayq bury {name} --error {error}"
+                )
+            yield Finding("note", f"reliable {queue.name}", f"failing: {wave.text}", advice)
 
 
 async def _blocked_loops(client: Client, queue: FoundQueue) -> dict[tuple[str, int], Finding]:
@@ -474,8 +481,29 @@ async def _state(
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return "note", f"{text}: no consumers", advice
     if stats.dead:
-        return "note", text, f"delayq dead list {queue.argument}"
+        name = queue.argument
+        return (
+            "note",
+            text + await _causes_of_death(inspector, stats.dead),
+            (
+                f"see why: delayq dead list {name} --group-by error; when a cause is mended: delayq"
+                f" dead redrive {name} --error TEXT, or --reason TEXT; if they will never succeed:"
+                f" delayq dead purge {name} --error TEXT, or --reason TEXT"
+            ),
+        )
     return "ok", text, ""
+
+
+async def _causes_of_death(inspector: ReliableInspector, dead: int) -> str:
+    # The user may not read dead letters, and they may be gone by now.
+    with suppress(ServerRefused):
+        if deaths := await newest_deaths(inspector):
+            read = deaths.total()
+            return (f": of the newest {read}, " if read < dead else ": ") + ", ".join(
+                f"{count} {shorten(cause, _NAME_LENGTH, placeholder='...')}"
+                for cause, count in deaths.most_common(_NAMED)
+            )
+    return ""
 
 
 async def _missing_keys(stores: Sequence[ReliableStore]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from delayq.admin.letters import LetterFacts, cause_of
 from delayq.errors import ServerRefused
@@ -30,8 +30,22 @@ def is_wave(handled: int, failed: int) -> bool:
     return failed >= _LEAST_FAILED and failed >= _FAILED_SHARE * (failed + handled)
 
 
-def describe_wave(retried: int, dead: int, seconds: float, errors: Iterable[str]) -> str:
-    """Return the rate of failures within some seconds, and the most frequent of some errors."""
+class Wave(NamedTuple):
+    """Many failed attempts within the last minutes.
+
+    Attributes:
+        text: Their rate and the most frequent error, in words.
+        error: The type of that error; empty if none is known.
+        is_deadly: Whether after most of them, the message died.
+    """
+
+    text: str
+    error: str
+    is_deadly: bool
+
+
+def describe_wave(retried: int, dead: int, seconds: float, errors: Iterable[str]) -> Wave:
+    """Return a wave of failures within some seconds, and the most frequent of some errors."""
     count, name = max((retried, "retries"), (dead, "dead letters"))
     rate = count / seconds
     if rate < 1:
@@ -39,7 +53,8 @@ def describe_wave(retried: int, dead: int, seconds: float, errors: Iterable[str]
     else:
         text = f"{rate:,.0f} {name} a second" if rate >= 10 else f"{rate:.1f} {name} a second"
     kinds = Counter(cause_of(error, "", "type") for error in errors if error)
-    return f"{text}: {kinds.most_common(1)[0][0]}" if kinds else text
+    error = kinds.most_common(1)[0][0] if kinds else ""
+    return Wave(f"{text}: {error}" if error else text, error, dead > retried)
 
 
 async def last_errors(inspector: ReliableInspector, *, of_dead: bool) -> list[str]:
@@ -59,13 +74,23 @@ async def _errors_of_failed(inspector: ReliableInspector) -> list[str]:
 
 
 async def _errors_of_dead(inspector: ReliableInspector) -> list[str]:
+    return [letter.error for letter in await _newest_letters(inspector)]
+
+
+async def newest_deaths(inspector: ReliableInspector) -> Counter[str]:
+    """Count the newest dead letters by the type of their error, or else by their reason."""
+    letters = await _newest_letters(inspector)
+    return Counter(cause_of(letter.error, letter.reason, "type") for letter in letters)
+
+
+async def _newest_letters(inspector: ReliableInspector) -> list[LetterFacts]:
     count = max(1, _LETTERS // len(inspector.stores))
     letters = await inspector.call_each(lambda store: store.newest_dead(0, count))
-    return [LetterFacts.of(letter).error for part in letters for letter in part]
+    return [LetterFacts.of(letter) for part in letters for letter in part]
 
 
-async def explain_failures(inspector: ReliableInspector, *, with_error: bool = True) -> str:
-    """Return in words that many attempts have failed within the last minutes; empty if not.
+async def find_wave(inspector: ReliableInspector, *, with_error: bool = True) -> Wave | None:
+    """Return that many attempts have failed within the last minutes; None if they have not.
 
     ``with_error`` is whether the most frequent error is looked for and named, too.
     """
@@ -73,10 +98,10 @@ async def explain_failures(inspector: ReliableInspector, *, with_error: bool = T
         minutes = await inspector.activity("m", WAVE_MINUTES)
     except ServerRefused:
         # The user may not know.
-        return ""
+        return None
     sums = Activity.total(minutes)
     if not is_wave(sums.handled, sums.failed + sums.dead):
-        return ""
+        return None
     errors: list[str] = []
     now = time.time()
     # The user may not read errors, or not ask for the server's time.

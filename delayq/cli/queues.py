@@ -13,7 +13,7 @@ from rich.live import Live
 from delayq.admin.catalog import list_queues
 from delayq.admin.delayed import DelayedInspector, PurgeState
 from delayq.admin.delays import explain_delay
-from delayq.admin.failures import explain_failures
+from delayq.admin.failures import find_wave
 from delayq.admin.reliable import ReliableInspector
 from delayq.admin.states import FAILING, OVERDUE, PAUSED, states, undeliverable
 from delayq.cli.options import (
@@ -265,7 +265,8 @@ async def cause_of(
         return ""
     if is_late(depth):
         return "" if briefly else (await explain_delay(inspector, depth, span)).cause
-    return await explain_failures(inspector, with_error=not briefly)
+    wave = await find_wave(inspector, with_error=not briefly)
+    return wave.text if wave else ""
 
 
 async def stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:

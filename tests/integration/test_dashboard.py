@@ -586,7 +586,7 @@ async def test_the_server_has_a_page(client: Client, reader: Browser) -> None:
     await bury(client.reliable_queue("jobs"))
     shown = texts(await page(reader, "server"))
     assert "Persistence snapshots only Role master Replicas 0 Clients" in shown
-    assert "1 dead → delayq dead list jobs" in shown
+    assert "1 dead: 1 LookupError → see why: delayq dead list jobs --group-by error;" in shown
 
 
 async def test_the_read_token_is_for_looking_only(one: Jobs, private: Browser) -> None:

@@ -16,7 +16,7 @@ from delayq import Backoff, Limit, Offer, Worker, connect
 from delayq.admin.catalog import FoundQueue
 from delayq.admin.delays import explain_delay
 from delayq.admin.doctor import diagnose
-from delayq.admin.failures import explain_failures
+from delayq.admin.failures import find_wave
 from delayq.admin.reliable import ReliableInspector
 from delayq.cli.queues import read_all
 from delayq.cli.top import Monitor
@@ -153,20 +153,28 @@ async def test_a_wave_of_failures_is_told_before_messages_die(
     server: PrivateServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inspector = ReliableInspector.of(client, "jobs")
+
+    async def text_of_wave() -> str:
+        wave = await find_wave(inspector)
+        return wave.text if wave else ""
+
     async with connect(server.url, resync_interval=0.05) as theirs:
         jobs = theirs.reliable_queue("jobs", backoff=Backoff.fixed(600), max_attempts=9)
         await jobs.offer_many([Offer(n) for n in range(12)])
-        assert not await explain_failures(inspector)
+        assert not await text_of_wave()
         for message in await jobs.claim(12):
             await message.nack(error=ConnectionError("refused by 10.0.0.1"))
-        await until(partial(explain_failures, inspector))
+        await until(text_of_wave)
         # The rate falls with time.
         wave = re.compile(r"(failing: )?\d retries a minute: ConnectionError")
-        assert wave.fullmatch(await explain_failures(inspector))
+        assert wave.fullmatch(await text_of_wave())
         with monkeypatch.context() as patch:
             patch.setattr(ReliableInspector, "now", AsyncMock(side_effect=ServerRefused("no time")))
-            assert wave.fullmatch(await explain_failures(inspector))
-        assert any([wave.fullmatch(finding.text) async for finding in diagnose(client)])
+            assert wave.fullmatch(await text_of_wave())
+        findings = [finding async for finding in diagnose(client)]
+        (advice,) = [finding.advice for finding in findings if wave.fullmatch(finding.text)]
+        assert "delayq pause jobs" in advice
+        assert "delayq bury jobs --error ConnectionError" in advice
         (line,) = await Monitor(client, [FoundQueue("reliable", "jobs")]).read()
         assert line.state[0] == "failing"
         assert wave.fullmatch(line.cause)
@@ -180,6 +188,23 @@ async def test_a_wave_of_failures_is_told_before_messages_die(
         assert [line.queue.name for line in lines if line.state[0] == "failing"] == ["jobs"]
         rows = await read_all(client)
         assert "retries a minute" in {queue.name: cause for queue, _, cause in rows}["jobs"]
+
+
+async def test_a_doctor_tells_of_which_errors_messages_die_and_how_they_come_back(
+    server: PrivateServer, client: Client
+) -> None:
+    async with connect(server.url, resync_interval=0.05) as theirs:
+        jobs = theirs.reliable_queue("jobs")
+        await jobs.offer_many([Offer(n) for n in range(30)])
+        for message in await jobs.claim(30):
+            error = KeyError("url") if message.value < 12 else ConnectionError("refused")
+            await message.bury("no use", error)
+        await until(partial(find_wave, ReliableInspector.of(client, "jobs")))
+    queue, wave = [each async for each in diagnose(client) if each.check == "reliable jobs"]
+    assert queue.text.endswith("30 dead: of the newest 25, 18 ConnectionError, 7 KeyError")
+    assert "delayq dead list jobs --group-by error" in queue.advice
+    assert wave.text.endswith("dead letters a minute: ConnectionError")
+    assert wave.advice.endswith("delayq dead redrive jobs --error ConnectionError")
 
 
 def listed(now: datetime, facts: dict[str, Any]) -> Any:
