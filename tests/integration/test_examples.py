@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import shlex
 import signal
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +21,10 @@ from anyio import to_thread
 
 import delayq
 import delayq.testing
+from tests.support.incident import broken
 from tests.support.servers import free_port
 from tests.support.terminal import ROOT, at_terminal, screen
+from tests.support.waiting import until
 from tests.support.walkthrough import Terminal, masked
 
 if TYPE_CHECKING:
@@ -219,6 +224,63 @@ async def test_an_incident_is_found_and_fixed_as_the_page_tells(
     assert {*re.findall(r"delayq (\w+)", "\n".join(typed))} == {
         *("stats", "worker", "groups", "list", "cancel", "search", "get", "dead", "queues")
     }
+
+
+# The causes that a doctor names, each with the commands that it advises and the figures of a queue
+# that they lead to.
+INCIDENT = [
+    ("no consumers", ["delayq worker MODULE:ATTRIBUTE"], ("mails", "ready", 0)),
+    (
+        "group 'acme' uses all 4 slots of workers, while other groups wait",
+        [
+            "delayq groups limit exports acme 2",
+            "delayq list exports --state leased",
+            "delayq cancel exports ID --running",
+        ],
+        # Of 200, of which 4 ran, none begins; the other tenant's export ran.
+        ("exports", "ready", 196),
+    ),
+    (
+        "retries a minute: ValueError",
+        ["delayq search invoices --error ValueError", "delayq bury invoices --error ValueError"],
+        ("invoices", "dead", 1),
+    ),
+    (
+        "dead letters a minute: ConnectionError",
+        ["delayq dead redrive webhooks --error ConnectionError"],
+        ("webhooks", "dead", 12),
+    ),
+]
+
+
+@pytest.mark.nightly
+async def test_a_doctor_names_the_causes_of_an_incident_and_commands_that_mend_it(
+    own_server: PrivateServer,
+) -> None:
+    async def run(command: str) -> str:
+        arguments = [sys.executable, "-m", *shlex.split(command), "--url", own_server.url]
+        return (await anyio.run_process(arguments, check="doctor" not in command)).stdout.decode()
+
+    async def finds(cause: str, commands: list[str]) -> bool:
+        findings = map(json.loads, (await run("delayq doctor --overdue 1 --json")).splitlines())
+        return any(
+            cause in finding["text"] and all(command in finding["advice"] for command in commands)
+            for finding in findings
+        )
+
+    async with broken(own_server) as start_mailer, delayq.connect(own_server.url) as client:
+
+        async def figure(queue: str, state: str) -> int:
+            return int(getattr(await client.reliable_queue(queue).stats(), state))
+
+        for cause, commands, (queue, state, count) in INCIDENT:
+            await until(partial(finds, cause, commands), within=PATIENCE)
+            for command in commands:
+                if "MODULE" in command:
+                    await to_thread.run_sync(start_mailer)
+                else:
+                    await run(command.replace("ID", "acme-0"))
+            await until(partial(figure, queue, state), within=PATIENCE, equals=count)
 
 
 def top(url: str) -> list[str]:
