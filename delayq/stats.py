@@ -231,7 +231,8 @@ class Activity:
         offered: Messages that were stored, except occurrences of recurring messages.
         handled: Messages that were acknowledged.
         failed: Attempts that failed, after which the message was to be retried.
-        dead: Messages that became dead letters.
+        dead: Messages that became dead letters, except those that were buried while no worker had
+            them: nothing failed then.
         expired: Messages that were found past their time to live.
         lateness: How long after they were due messages were handed out.
         handling: How long handlers took: ``async with message`` blocks, and listeners of workers.
