@@ -84,10 +84,7 @@ async def explain_delay(
         if held_back := await _limit_of_queue(inspector, depth, now, span):
             return held_back
         groups = await _first_groups(inspector)
-        # The turns of groups are those of the former limits until a claim follows the change.
-        if not await _has_new_limits(inspector) and (
-            held_back := _limits_of_groups(groups, depth, now, span)
-        ):
+        if held_back := _limits_of_groups(groups, depth, now, span):
             return held_back
     return await _lack_of_workers(inspector, groups, depth, now, span)
 
@@ -113,11 +110,8 @@ async def _awaits_rate(inspector: ReliableInspector, now: datetime) -> bool:
     moments = await inspector.call_each(ReliableStore.slot_free_us)
     if not any(moment is not None and datetime_at(moment) > now for moment in moments):
         return False
-    return not await _has_new_limits(inspector)
-
-
-async def _has_new_limits(inspector: ReliableInspector) -> bool:
-    return any(await inspector.call_each(ReliableStore.has_new_limits))
+    # That moment is by the former limit until a claim follows a change.
+    return not any(await inspector.call_each(ReliableStore.has_new_limits))
 
 
 async def _first_groups(inspector: ReliableInspector) -> list[Group]:

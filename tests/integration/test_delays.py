@@ -18,6 +18,7 @@ from delayq.admin.delays import explain_delay
 from delayq.admin.doctor import diagnose
 from delayq.admin.failures import find_wave
 from delayq.admin.reliable import ReliableInspector
+from delayq.admin.wording import describe_group_state
 from delayq.cli.queues import read_all
 from delayq.cli.top import Monitor
 from delayq.errors import ServerRefused
@@ -72,14 +73,26 @@ async def test_a_queue_may_be_at_its_limit_until_that_is_raised_or_lifted(
     assert "limit" not in (await delay_of(client)).cause
 
 
-async def test_a_rate_that_was_raised_holds_no_group_back(client: Client, jobs: Jobs) -> None:
+async def test_groups_are_held_back_by_new_limits_before_a_claim_has_seen_them(
+    client: Client, jobs: Jobs
+) -> None:
+    async def state(group: str) -> str:
+        return describe_group_state(await jobs.groups.get(group), datetime.now(UTC))
+
     await jobs.configure(group_limit=Limit(rate=2, per=60))
     await jobs.offer_many([Offer(n, group="acme") for n in range(5)])
     for message in await jobs.claim(5):
         await message.ack()
     assert "group 'acme'" in (await delay_of(client)).cause
+    assert await state("acme") == "at its limit"
     await jobs.configure(group_limit=Limit(rate=9, per=60))
     assert (await delay_of(client)).cause == "no consumers"
+    assert await state("acme") == "due"
+    await jobs.configure(group_limit=Limit(rate=1, per=60))
+    assert "is at its limit of 1 in 60 s" in (await delay_of(client)).cause
+    assert await state("acme") == "at its limit"
+    await jobs.groups.pause("acme")
+    assert (await jobs.groups.get("acme")).next_at is None
 
 
 async def test_groups_may_be_at_their_limits_held_up_or_paused(client: Client, jobs: Jobs) -> None:

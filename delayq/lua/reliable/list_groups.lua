@@ -19,9 +19,12 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: group_turns
 -- include: at_rest
 
 local now, reply = now_us(), {}
+-- Until claims have reached a group after a change of limits, it has its turn by the former ones.
+local has_new_limits = redis.call('HEXISTS', settings, 'turns_updated_to') == 1
 -- How many slots are kept beyond the end of their leases, which the next claim frees, by group.
 local expired_slots = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', kept_slots, '-inf', now, 'LIMIT', 0, 100)) do
@@ -48,6 +51,21 @@ local function due_of(group)
   return due, oldest
 end
 
+-- Return when a message of a group may be handed out as far as its limit goes: MAX_SCORE if that is
+-- not foreseen.
+local function next_turn(group, limit, is_paused, oldest)
+  if has_new_limits and is_paused then return MAX_SCORE end
+  local turn, suspect_turn
+  if has_new_limits then
+    turn, suspect_turn = next_turns(group, parse_limit(limit), now, true)
+  else
+    turn, suspect_turn = redis.call('ZSCORE', group_turns, group), redis.call('ZSCORE', suspect_turns, group)
+  end
+  local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(suspect_turn or nil) or MAX_SCORE)
+  -- Callers compare it with a clock that they have read before.
+  return has_new_limits and soonest <= now and oldest or soonest
+end
+
 local from = after == '1' and '(' .. first .. '\0\255' or '[' .. first
 for i = 1, tonumber(limit) do
   local member = redis.call('ZRANGEBYLEX', group_members, from, '+', 'LIMIT', 0, 1)[1]
@@ -55,14 +73,13 @@ for i = 1, tonumber(limit) do
   local group = group_of(member)
   local all = redis.call('ZLEXCOUNT', group_members, '[' .. group .. '\0!', '(' .. group .. '\0\127')
   local running = running_of(group, now)
-  local turn, suspect_turn = redis.call('ZSCORE', group_turns, group), redis.call('ZSCORE', suspect_turns, group)
-  local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(suspect_turn or nil) or MAX_SCORE)
   local own, usual = unpack(redis.call('HMGET', settings, 'group:' .. group, 'group_limit'))
+  local its_own, is_paused = own and string.match(own, '=(.*)$'), own and string.sub(own, 1, 1) == 'z'
   local due, oldest = due_of(group)
-  local its_own = own and string.match(own, '=(.*)$')
+  local soonest = next_turn(group, its_own or usual, is_paused, oldest)
   reply[i] = {
     group, all - running - (expired_slots[group] or 0), due, running, soonest < MAX_SCORE and format_score(soonest) or '',
-    its_own or usual or '', its_own and 1 or 0, own and string.sub(own, 1, 1) == 'z' and 1 or 0,
+    its_own or usual or '', its_own and 1 or 0, is_paused and 1 or 0,
     oldest and format_score(oldest) or '',
   }
   from = '(' .. after_group(group, member)
