@@ -248,22 +248,36 @@ class ReliableListings(ReliableInspector):
         return sorted(rows, key=lambda row: row.moment_us or 0), reader.position
 
     async def failed_refs(
-        self, matches: Callable[[str], bool], limit: int, deadline: float
-    ) -> list[MessageRef]:
+        self, matches: Callable[[str], bool], limit: int, deadline: float, *, only_delayed: bool
+    ) -> tuple[list[MessageRef], bool]:
         """Return references to up to ``limit`` failed messages with a matching line of their
-        errors, or to those that are found before ``deadline``, a moment of the monotonic clock.
+        errors, or to those that are found before ``deadline``, a moment of the monotonic clock; and
+        whether these are all. If ``only_delayed``, leave out those that are due or leased.
         """
         reader = FailedReader(self.stores)
         refs: dict[MessageRef, None] = {}
         while reader.position is not None and len(refs) < limit:
-            refs |= {
-                MessageRef(message.id, message.partition): None
+            matching = [
+                MessageRef(message.id, message.partition)
                 for message in await reader.step()
                 if matches(message.error)
-            }
+            ]
+            refs |= dict.fromkeys(await self._delayed(matching) if only_delayed else matching)
             if time.monotonic() >= deadline:
                 break
-        return [*refs][:limit]
+        return [*refs][:limit], reader.position is None and len(refs) <= limit
+
+    async def _delayed(self, refs: Sequence[MessageRef]) -> list[MessageRef]:
+        """Return those of some messages that wait and are not due."""
+        delayed: list[MessageRef] = []
+        for store, batch in self._by_partition(refs):
+            messages = await store.get_many([ref.id for ref in batch], payloads=False)
+            delayed += [
+                ref
+                for ref, message in zip(batch, messages, strict=True)
+                if message is not None and message.state == "delayed"
+            ]
+        return delayed
 
     async def letters(self) -> list[SearchPages[tuple[Row, LetterFacts]]]:
         """Return the dead letters, to be searched: one partition after the other, and the newest

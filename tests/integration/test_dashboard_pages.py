@@ -614,9 +614,37 @@ async def test_the_search_for_failed_messages_ends_in_time(
     shown = await page(admin, RETRIES)
     (gone,) = buttons(shown, "cancel_cause")
     again = await press(admin, shown, gone, "cancel_cause")
+    assert "There may be more with this cause: use its button again." in texts(again)
     remaining = (await jobs.stats()).delayed
     assert 0 < remaining < 20, "those of the first partition were found"
     assert f"{20 - remaining} messages are restored, with all attempts." in await undo(admin, again)
+
+
+@pytest.mark.parametrize(
+    ("do", "note"),
+    [
+        ("retry_cause", "rescheduled."),
+        ("cancel_cause", "cancelled."),
+        ("bury_cause", "are dead letters now."),
+    ],
+)
+async def test_an_action_on_a_cause_is_bounded_and_can_be_continued(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch, do: str, note: str
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.changes.MAX_MESSAGES", 25)
+    jobs = client.reliable_queue("jobs", lease=3600)
+    await jobs.offer_many([Offer(n) for n in range(40)])
+    for message in await jobs.claim(40):
+        await message.nack(3000, error="LookupError: gone")
+    shown = await page(admin, RETRIES)
+    (button,) = buttons(shown, do)
+    more = " There may be more with this cause: use its button again."
+    assert f"25 messages {note}{more}" in texts(await press(admin, shown, button, do))
+    assert (await jobs.stats()).delayed == 15
+    again = texts(await press(admin, shown, button, do))
+    assert f"15 messages {note}" in again
+    assert more not in again
+    assert "Nothing changed: " in texts(await press(admin, shown, button, do))
 
 
 async def test_failed_messages_are_read_page_by_page(

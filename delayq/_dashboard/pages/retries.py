@@ -142,18 +142,24 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 
 async def retry_cause(board: Board, source: ReliableSource, form: Form) -> Response:
-    refs = await _refs_of(source, form)
+    # Those that are due would be found again, and not the others.
+    refs, is_end = await _refs_of(source, form, only_delayed=True)
+    if not refs:
+        return board.redirect_back(form, source, "retries", done="none_delayed")
     changed = await changes.reschedule(board, source, refs, 0)
-    return redirect_after(board, form, source, "rescheduled_many", changed)
+    done = "rescheduled_many" if is_end else "rescheduled_first"
+    return redirect_after(board, form, source, done, changed)
 
 
 async def cancel_cause(board: Board, source: ReliableSource, form: Form) -> Response:
-    changed = await changes.cancel(board, source, await _refs_of(source, form))
-    return redirect_after(board, form, source, "cancelled_many", changed)
+    refs, is_end = await _refs_of(source, form)
+    changed = await changes.cancel(board, source, refs)
+    done = "cancelled_many" if is_end else "cancelled_first"
+    return redirect_after(board, form, source, done, changed)
 
 
 async def bury_cause(board: Board, source: ReliableSource, form: Form) -> Response:
-    return await bury(board, source, form, await _refs_of(source, form))
+    return await bury(board, source, form, *await _refs_of(source, form))
 
 
 async def bury_selected(board: Board, source: ReliableSource, form: Form) -> Response:
@@ -163,28 +169,42 @@ async def bury_selected(board: Board, source: ReliableSource, form: Form) -> Res
 
 
 async def bury(
-    board: Board, source: ReliableSource, form: Form, refs: Sequence[MessageRef]
+    board: Board,
+    source: ReliableSource,
+    form: Form,
+    refs: Sequence[MessageRef],
+    is_end: bool = True,
 ) -> Response:
     changed = await changes.bury(board, source, refs)
     done = "buried" if len(changed.refs) == len(refs) else "buried_some"
-    return redirect_after(board, form, source, done, changed)
+    return redirect_after(board, form, source, done if is_end else "buried_first", changed)
 
 
-async def _refs_of(source: ReliableSource, form: Form) -> list[MessageRef]:
-    """Return references to the first messages with the form's cause. Raises HTTPException."""
+async def _refs_of(
+    source: ReliableSource, form: Form, *, only_delayed: bool = False
+) -> tuple[list[MessageRef], bool]:
+    """Return references to the first messages with the form's cause, and whether these are all.
+
+    If ``only_delayed``, messages that are due or leased are left out. Raises HTTPException.
+    """
     by, cause = form.get("by"), unquote(form.get("cause"))
     if by not in _GROUPINGS or not cause:
         raise HTTPException(400, "The form is incomplete.")
     await source.all_stores()
     deadline = time.monotonic() + _SECONDS_TO_FIND
     matches = _matcher(cast("GroupBy", by), cause)
-    refs = await source.failed_refs(matches, changes.MAX_MESSAGES, deadline)
+    refs, is_end = await source.failed_refs(
+        matches, changes.MAX_MESSAGES, deadline, only_delayed=only_delayed
+    )
     if not refs and time.monotonic() >= deadline:
         raise HTTPException(
             503, f"Nothing changed: no such message was found within {_SECONDS_TO_FIND} s."
         )
-    return refs
+    return refs, is_end
 
+
+# Those that were not found are changed by the same button.
+_MORE = "There may be more with this cause: use its button again."
 
 PAGE = Page(
     "/retries",
@@ -200,6 +220,16 @@ PAGE = Page(
         "bury_selected": Action(bury_selected, ("reliable",)),
     },
     notes={
+        "rescheduled_first": Note(
+            f"message rescheduled. {_MORE}", f"messages rescheduled. {_MORE}"
+        ),
+        "cancelled_first": Note(f"message cancelled. {_MORE}", f"messages cancelled. {_MORE}"),
+        "buried_first": Note(
+            f"message is a dead letter now. {_MORE}", f"messages are dead letters now. {_MORE}"
+        ),
+        "none_delayed": Note(
+            "Nothing changed: all messages with this cause are due, leased or gone.", bad=True
+        ),
         "buried": Note("message is a dead letter now.", "messages are dead letters now."),
         "buried_some": Note(
             "message is a dead letter now. The others are gone, or a worker has them: these are as"
