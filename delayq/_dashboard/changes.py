@@ -191,7 +191,7 @@ async def bury(board: Board, source: ReliableSource, refs: Sequence[MessageRef])
 
     async def undo() -> Undone:
         while letters:
-            restored.append(await source.redrive(letters[:AT_A_TIME]))
+            restored.append(await source.unbury(letters[:AT_A_TIME]))
             del letters[:AT_A_TIME]
         return Undone(sum(restored), with_all_attempts=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from delayq._background import gather_all
@@ -193,6 +194,12 @@ class ReliableSource(ReliableListings):
     async def redrive(self, refs: Sequence[MessageRef]) -> int:
         """Redrive dead letters."""
         return await self._change_letters(refs, redrive_letters)
+
+    async def unbury(self, refs: Sequence[MessageRef]) -> int:
+        """Redrive dead letters, and let the messages keep the due times that were still to come
+        when they were buried.
+        """
+        return await self._change_letters(refs, partial(redrive_letters, keep_due=True))
 
     async def purge_dead(self, refs: Sequence[MessageRef]) -> int:
         """Drop dead letters."""

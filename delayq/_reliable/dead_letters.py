@@ -221,9 +221,13 @@ async def redrive_letters(
     store: ReliableStore,
     selection: Sequence[str] | Sequence[bytes] | None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    keep_due: bool = False,
 ) -> int:
     """Redrive letters of one partition as :meth:`DeadLetters.redrive` does, by ids or by the names
     of letters as stored on the server.
+
+    If ``keep_due``, messages that were buried before they were due keep their due times.
     """
     total = await store.count_dead() if selection is None else len(selection)
     done = looked_at = stayed = 0
@@ -233,7 +237,9 @@ async def redrive_letters(
             letters = await _letters_to_change(
                 store, selection, stayed if selection is None else looked_at, _REDRIVEN
             )
-            requeued, skipped = await store.redrive(letters) if letters else (0, 0)
+            requeued, skipped = (
+                await store.redrive(letters, keep_due=keep_due) if letters else (0, 0)
+            )
         except ServerError as error:
             raise half_way(error, done) from error.__cause__
         if selection is None and not letters:

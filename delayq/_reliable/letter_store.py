@@ -133,12 +133,13 @@ class LetterStore(ScriptRunner):
         )
         return [name for group in existing for _, name in sorted(group)]
 
-    async def redrive(self, names: Sequence[str | bytes]) -> Redriven:
+    async def redrive(self, names: Sequence[str | bytes], *, keep_due: bool = False) -> Redriven:
         """Requeue dead letters that existed a moment ago.
 
-        A letter stays if it is unreadable, or if a live message has its id.
+        A letter stays if it is unreadable, or if a live message has its id. If ``keep_due``,
+        messages that were buried before they were due keep their due times.
         """
-        replies = await self.run(REDRIVE, *names)
+        replies = await self.run(REDRIVE, int(keep_due), *names)
         stayed = replies.count(_TAKEN) + replies.count(_UNREADABLE)
         # A missing letter has been requeued: the reply to a first try was lost.
         return Redriven(len(names) - stayed - replies.count(_EMPTY), stayed)

@@ -153,6 +153,7 @@ EVENTS = (
         _all_to(GONE, *_WITHOUT_WORKER, LEASED, ON_TRIAL, EXPIRED),
     ),
     Event("redriven", "redrive", {DEAD: READY}),
+    Event("redriven, and due as before it was buried", "redrive", {DEAD: DELAYED}),
     Event("dropped as a dead letter", "drop_dead", {DEAD: GONE}),
     Event("scheduled as an occurrence", "schedule", _all_to(DELAYED, GONE, DEAD, REMEMBERED)),
     Event(

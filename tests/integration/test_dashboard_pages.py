@@ -519,6 +519,7 @@ async def test_failed_messages_are_buried_and_brought_back(client: Client, admin
         await message.nack(3000, error="LookupError: gone")
     await jobs.reschedule("dead-4", 0)
     await jobs.claim()
+    due = {message.id: message.due_at for message in await jobs.list("delayed")}
 
     shown = await page(admin, "all-retries")
     again = await press(admin, shown, buttons(shown, "bury_cause")[0], "bury_cause")
@@ -527,6 +528,8 @@ async def test_failed_messages_are_buried_and_brought_back(client: Client, admin
     assert reasons == ["earlier", *["buried by an operator"] * 4]
     assert "4 messages are restored, with all attempts." in await undo(admin, again)
     assert [letter.reason for letter in await jobs.dead.list()] == ["earlier"]
+    assert {message.id: message.due_at for message in await jobs.list("delayed")} == due
+    await jobs.reschedule_many(due, 0)
     for message in await claim_all(jobs):
         await message.nack(3000, error="LookupError: gone")
 

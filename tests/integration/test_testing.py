@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from delayq._embedded import server as embedded
 from delayq._embedded.server import EmbeddedServer
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import pack
+from delayq._reliable.keys import ReliableKeys
 from delayq.testing import Clock, advance, running, settled
 from tests.support.depth import in_gate, nightly
 from tests.support.programs import run_python
@@ -183,6 +185,20 @@ async def test_moments_that_the_server_reports_move_too(client: Client, jobs: Jo
     await clock.advance(HOUR)
     await clock.advance(60)
     assert timedelta(seconds=3660) <= await clock.now() - before < timedelta(seconds=3700)
+
+
+async def test_the_due_time_of_a_buried_message_moves_too(
+    client: Client, jobs: Jobs, raw: Any
+) -> None:
+    async def due_us() -> float:
+        letter = await raw.hget(ReliableKeys.of("jobs").dead_messages, "a")
+        return float(json.loads(letter.partition(b"\n")[0])["due"])
+
+    await jobs.offer(1, 7200, id="a")
+    await jobs.bury("a", 'why "due":"1"')
+    due_before = await due_us()
+    await advance(client, HOUR)
+    assert due_before - await due_us() == HOUR // timedelta(microseconds=1)
 
 
 async def test_messages_due_for_ages_can_still_be_handled(client: Client, jobs: Jobs) -> None:

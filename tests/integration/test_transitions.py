@@ -198,6 +198,13 @@ def comes_too_early(at: Bench) -> None:
     at.run("occur", *at.lease)
 
 
+def redrive_as_before(at: Bench) -> None:
+    if letter := at.raw.hget(KEYS.dead_messages, at.id):
+        facts = b'{"due":"%d",' % at.moment
+        at.raw.hset(KEYS.dead_messages, at.id, letter.replace(b"{", facts, 1))
+    at.run("redrive", 1, at.id)
+
+
 HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "offered as a new message": lambda at: at.run("offer_new", at.now(), 1, at.id, 0, b"\n1"),
     "offered without a delay": lambda at: at.offer(),
@@ -235,7 +242,8 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "purged with the delayed messages": lambda at: at.run("purge", "delayed", 10, 0, ""),
     "purged with the ready messages": lambda at: at.run("purge", "ready", 10, 0, ""),
     "purged with all messages": lambda at: at.run("purge", "all", 10, 0, ""),
-    "redriven": lambda at: at.run("redrive", at.id),
+    "redriven": lambda at: at.run("redrive", 0, at.id),
+    "redriven, and due as before it was buried": redrive_as_before,
     "dropped as a dead letter": lambda at: at.run("drop_dead", at.id),
     "scheduled as an occurrence": lambda at: at.define(at.moment),
     "replaced by an occurrence at another time": lambda at: at.schedule(at.moment).define(

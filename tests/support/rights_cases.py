@@ -240,6 +240,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "unique_us": (0, HOUR_US),
     "value": ("1000",),
     "with_leased": (0, 1),
+    "keep_due": (0, 1),
     "alone": (0, 1),
     "reason": ("why",),
     "why": ('{"reason":"why","error":""}',),

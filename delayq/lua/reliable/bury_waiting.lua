@@ -40,7 +40,8 @@ for i, id in ipairs(ids) do
   if may_go then
     local body = redis.call('HGET', bodies, id)
     local attempt, last = find_attempts(id, message).used, redis.call('HGET', errors, id)
-    local why = {reason = reason, attempt = attempt, priority = priority_of(id), error = last or nil}
+    local due = message.score > now and format_score(message.score) or nil
+    local why = {reason = reason, attempt = attempt, priority = priority_of(id), error = last or nil, due = due}
     demand_removal()
     reply[i] = add_letter(id, cjson.encode(why), body, now, redis.call('HGET', checkpoints, id))
     delete_message(id, message.where)

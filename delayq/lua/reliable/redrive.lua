@@ -1,4 +1,4 @@
--- redrive: give dead letters another life, due now, with all their attempts.
+-- redrive: give dead letters another life, with all their attempts.
 --
 -- Keys:
 --   messages       see include/queue.lua
@@ -8,7 +8,9 @@
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   batches        see include/batches.lua
 -- Arguments:
---   name...  text  of each dead letter
+--   keep_due  0 or 1  1: messages that were buried before they were due are due as they would have
+--                     been; all others, and with 0 all of them, are due now
+--   name...   text    of each dead letter
 -- Roles: admin
 -- Repeatable: yes
 --
@@ -48,7 +50,8 @@ for i, name in ipairs(names) do
   if reply[i] == 0 and redis.call('ZREM', dead, name) == 1 then reply[i] = -3 end
   if reply[i] == 1 then
     local readable, facts = pcall(cjson.decode, why)
-    local priority = parse_priority(readable and type(facts) == 'table' and facts.priority or nil)
+    facts = readable and type(facts) == 'table' and facts or {}
+    local priority, due = parse_priority(facts.priority), keep_due == '1' and number_or(0, facts.due) or 0
     -- A write that takes no memory lets a full server accept the rest. The letter goes last: whatever
     -- is refused before, it can be tried again.
     redis.call('HDEL', dead_messages, '\255')
@@ -56,7 +59,7 @@ for i, name in ipairs(names) do
     if priority > 0 then redis.call('HSET', priorities, id, priority) end
     if checkpoint ~= '' then redis.call('HSET', checkpoints, id, checkpoint) end
     reopen_member(id, body, now)
-    return_message(id, {used = 0, uncounted = 0}, now - (#names - i) / 4, now, group_in(body))
+    return_message(id, {used = 0, uncounted = 0}, math.max(due, now - (#names - i) / 4), now, group_in(body))
     delete_letters({name})
   end
 end

@@ -104,6 +104,7 @@ move_scores(dead)
 move_values(dead_messages, function(letter)
   local why, body = string.match(letter, '^([^\n]*\n)(.*)$')
   if not why then return letter end
+  why = string.gsub(why, '"due":"([%d.]+)"', function(due) return '"due":"' .. back(due) .. '"' end)
   local size = tonumber(string.match(why, ',"checkpoint":(%d+)}\n$')) or 0
   return why .. moved_checkpoint(string.sub(body, 1, size)) .. moved_body(string.sub(body, size + 1))
 end)
