@@ -79,31 +79,30 @@ local function begin_in(set)
   return last_score, ties
 end
 
--- Return up to a page of messages of a set, {id, score} of each.
+-- Return up to a page of messages of a set: their ids, and their scores. A table for each would double
+-- what the server's garbage collector frees after some calls.
 local function page_in(set)
   local first, skipped = begin_in(set)
   local ids_and_scores = redis.call('ZRANGEBYSCORE', set, first, to, 'WITHSCORES', 'LIMIT', skipped, limit - looked_at)
-  local page = {}
+  local ids, scores = {}, {}
   for i = 1, #ids_and_scores, 2 do
     is_full = is_full or size >= MOST_BYTES
     if is_full then break end
     local id = ids_and_scores[i]
     if some_batches then size = size + redis.call('HSTRLEN', bodies, id) end
-    page[#page + 1], looked_at = {id, ids_and_scores[i + 1]}, looked_at + 1
+    ids[#ids + 1], scores[#scores + 1], looked_at = id, ids_and_scores[i + 1], looked_at + 1
   end
   is_full = is_full or looked_at == limit
-  return page
+  return ids, scores
 end
 
 -- Drop a page of messages of a set, but those that are spared.
 local function drop_page(set)
-  local page, ids, running, page_bodies = page_in(set), {}, {}, {}
-  for i, message in ipairs(page) do ids[i] = message[1] end
-  if some_batches and #ids > 0 then page_bodies = redis.call('HMGET', bodies, unpack(ids)) end
-  ids = {}
-  for i, message in ipairs(page) do
-    local id, score = unpack(message)
-    local body = page_bodies[i]
+  local page, scores = page_in(set)
+  local ids, running, page_bodies = {}, {}, {}
+  if some_batches and #page > 0 then page_bodies = redis.call('HMGET', bodies, unpack(page)) end
+  for i, id in ipairs(page) do
+    local score, body = scores[i], page_bodies[i]
     if body and is_spared(id, body) then
       ties = score == last_score and ties + 1 or 1
       some_spared, last_score, last_id = true, score, id
