@@ -83,8 +83,9 @@ class ServerSocket:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # Whether it was seen since it was removed.
+        # Whether it was seen since it was removed, and which file it was.
         self.was_there = False
+        self._inode = 0
         self._links = (LINK, os.path.join(os.path.dirname(path), LINK))  # noqa: PTH118, PTH120
 
     def remove(self) -> None:
@@ -92,13 +93,19 @@ class ServerSocket:
         unlink(*self._links, self.path)
         self.was_there = False
 
+    def remove_if_own(self) -> None:
+        """Remove the socket and its second name, unless another server has taken the path."""
+        with contextlib.suppress(OSError):
+            if os.stat(self.path).st_ino == self._inode:  # noqa: PTH116
+                self.remove()
+
     def look_after(self) -> bool:
         """Restore the path if it was removed, and keep it from looking old. Return if it exists."""
         try:
             status = os.stat(self.path)  # noqa: PTH116 - pathlib would slow down every start
         except OSError:
             return self._restore()
-        self.was_there = True
+        self.was_there, self._inode = True, status.st_ino
         with contextlib.suppress(OSError):
             # So that no cleaner removes it.
             os.utime(self.path)
@@ -252,9 +259,10 @@ class Watchdog:
                 return
         except OSError:
             pass
+        # While the server has its socket, no other file gets that inode.
+        self._socket.remove_if_own()
         self._stop_server()
-        unlink(PID, FIFO)
-        self._socket.remove()
+        unlink(PID, FIFO, LINK)
         os._exit(0)
 
     def _stop_server(self) -> None:
