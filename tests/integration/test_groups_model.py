@@ -303,11 +303,12 @@ class GroupsMachine(QueueMachine):
             stored = self.run(work)
             if known is not None:
                 model.moved(known)
+                # The group of a message that is replaced may have nothing to run for a moment.
+                del model.live[stored]
+                model.forget_passed()
             moment = (model.now + delay, model.step, place)
             usual = priority if group else 0
             model.live[stored] = Live(stored, self.values, group, usual, moment)
-            # The group of a message that was replaced may have nothing to run for a moment.
-            model.forget_passed()
 
     @rule(count=st.integers(1, 6))
     def claim(self, count: int) -> None:
