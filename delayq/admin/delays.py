@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from delayq._durations import datetime_at
 from delayq._reliable.groups import to_group
+from delayq._reliable.limits import Limit, write_limit
 from delayq._reliable.store import ReliableStore
+from delayq.admin.catalog import FoundQueue
 from delayq.admin.wording import describe_group_state, describe_limit
 from delayq.errors import ServerRefused
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delayq._reliable.groups import Group
-    from delayq._reliable.limits import Limit
     from delayq.admin.reliable import ReliableInspector
     from delayq.stats import QueueDepth, WorkerInfo
 
@@ -53,7 +54,7 @@ class Delay:
 
     Attributes:
         cause: The reason, in words.
-        advice: What would help; ``QUEUE`` stands for the queue.
+        advice: What would help.
         reason: The kind of the reason.
         is_wrong: Whether nobody meant it: messages are due, and nothing takes them.
     """
@@ -74,23 +75,28 @@ async def explain_delay(
         depth: The number of its messages by state.
         span: Formats a duration in seconds.
     """
+    queue = FoundQueue("reliable", inspector.name).argument
     if depth.paused:
-        return Delay("the queue is paused", "resume it: delayq resume QUEUE", "paused")
+        return Delay("the queue is paused", f"resume it: delayq resume {queue}", "paused")
     now = datetime.now(UTC)
     groups: Sequence[Group] = ()
     # The user may not know.
     with suppress(ServerRefused):
         now = await inspector.now()
-        if held_back := await _limit_of_queue(inspector, depth, now, span):
+        if held_back := await _limit_of_queue(inspector, queue, depth, now, span):
             return held_back
         groups = await _first_groups(inspector)
-        if held_back := _limits_of_groups(groups, depth, now, span):
+        if held_back := _limits_of_groups(queue, groups, depth, now, span):
             return held_back
-    return await _lack_of_workers(inspector, groups, depth, now, span)
+    return await _lack_of_workers(inspector, queue, groups, depth, now, span)
 
 
 async def _limit_of_queue(
-    inspector: ReliableInspector, depth: QueueDepth, now: datetime, span: Callable[[float], str]
+    inspector: ReliableInspector,
+    queue: str,
+    depth: QueueDepth,
+    now: datetime,
+    span: Callable[[float], str],
 ) -> Delay | None:
     limit: Limit | None = (await inspector.settings()).limit
     if limit is None:
@@ -100,7 +106,7 @@ async def _limit_of_queue(
         return None
     return Delay(
         f"at its limit of {describe_limit(limit, span)}",
-        "to raise it: delayq configure QUEUE --limit N",
+        f"to raise it: delayq configure {queue} --limit N",
         "limit",
     )
 
@@ -123,7 +129,11 @@ async def _first_groups(inspector: ReliableInspector) -> list[Group]:
 
 
 def _limits_of_groups(
-    groups: Sequence[Group], depth: QueueDepth, now: datetime, span: Callable[[float], str]
+    queue: str,
+    groups: Sequence[Group],
+    depth: QueueDepth,
+    now: datetime,
+    span: Callable[[float], str],
 ) -> Delay | None:
     """Return which groups keep their messages back, if those are all that are due."""
     held_back = [
@@ -137,7 +147,7 @@ def _limits_of_groups(
     causes = [_describe(group, now, span) for group in islice(held_back, _MOST_NAMED)]
     if len(held_back) > _MOST_NAMED:
         causes.append(f"and {len(held_back) - _MOST_NAMED:,} more groups")
-    return Delay("; ".join(causes), "see: delayq groups list QUEUE", "groups")
+    return Delay("; ".join(causes), f"see: delayq groups list {queue}", "groups")
 
 
 def _describe(group: Group, now: datetime, span: Callable[[float], str]) -> str:
@@ -149,6 +159,7 @@ def _describe(group: Group, now: datetime, span: Callable[[float], str]) -> str:
 
 async def _lack_of_workers(
     inspector: ReliableInspector,
+    queue: str,
     groups: Sequence[Group],
     depth: QueueDepth,
     now: datetime,
@@ -163,13 +174,17 @@ async def _lack_of_workers(
         return Delay("no consumers", advice, "no_consumers", is_wrong=True)
     return (
         _blocked_loops(workers, depth, now, span)
-        or _use_by_one_group(workers, groups, depth, now)
-        or _use_of_slots(workers, depth)
+        or _use_by_one_group(queue, workers, groups, depth, now)
+        or _use_of_slots(queue, workers, depth)
     )
 
 
 def _use_by_one_group(
-    workers: Sequence[WorkerInfo], groups: Sequence[Group], depth: QueueDepth, now: datetime
+    queue: str,
+    workers: Sequence[WorkerInfo],
+    groups: Sequence[Group],
+    depth: QueueDepth,
+    now: datetime,
 ) -> Delay | None:
     """Return which group has most slots, if none is left for a group that could use one."""
     slots = sum(worker.slots for worker in workers)
@@ -183,27 +198,35 @@ def _use_by_one_group(
     if 2 * group.running <= slots:
         return None
     share = f"{group.running:,} of" if group.running < slots else "all"
-    name = shlex.quote(group.name)
+    advice = (
+        "to free slots at once, see what runs, and cancel what can be repeated: delayq list"
+        f" {queue} --state leased; delayq cancel {queue} ID --running"
+    )
+    limit = group.limit or Limit()
+    # Otherwise it was limited after its messages had begun.
+    if not limit.ordered and (limit.concurrency or slots) > slots // 2:
+        # A new limit replaces the rate, too.
+        text = write_limit(replace(limit, concurrency=slots // 2))
+        name = ("-- " if group.name.startswith("-") else "") + shlex.quote(group.name)
+        advice = f"limit it: delayq groups limit {queue} {name} {text}; {advice}"
     return Delay(
         f"group {group.name!r} uses {share} {slots:,} slots of workers, while other groups wait",
-        f"limit it: delayq groups limit QUEUE {name} {slots // 2}; to free slots at once, see what"
-        " runs, and cancel what can be repeated: delayq list QUEUE --state leased; delayq cancel"
-        " QUEUE ID --running",
+        advice,
         "busy_workers",
     )
 
 
-def _use_of_slots(workers: Sequence[WorkerInfo], depth: QueueDepth) -> Delay:
+def _use_of_slots(queue: str, workers: Sequence[WorkerInfo], depth: QueueDepth) -> Delay:
     slots, free = sum(worker.slots for worker in workers), sum(worker.free for worker in workers)
     if slots and depth.leased < slots and not free:
         cause = f"all slots of workers are in use, {slots - depth.leased:,} of them by other queues"
         return Delay(cause, _MORE_WORKERS, "busy_workers")
     if not depth.leased:
-        advice = "look at their logs: delayq workers QUEUE lists them"
+        advice = f"look at their logs: delayq workers {queue} lists them"
         return Delay("workers listen, but take nothing", advice, "idle_workers", is_wrong=True)
     if slots and depth.leased < slots:
         cause = f"{depth.leased:,} of {slots:,} slots of workers are in use"
-        return Delay(cause, "look at the workers: delayq workers QUEUE", "idle_workers")
+        return Delay(cause, f"look at the workers: delayq workers {queue}", "idle_workers")
     if slots:
         cause = f"all {slots:,} slots of workers are in use"
         return Delay(cause, _MORE_WORKERS, "busy_workers")

@@ -475,8 +475,7 @@ async def _state(
     if is_late:
         delay = await explain_delay(inspector, stats, lambda seconds: _ago(int(seconds)))
         cause = f"{_ago(int(stats.oldest_due_age))} late: {delay.cause}"
-        advice = delay.advice.replace("QUEUE", queue.argument)
-        return "wrong" if delay.is_wrong else "note", f"{text}: {cause}", advice
+        return "wrong" if delay.is_wrong else "note", f"{text}: {cause}", delay.advice
     if (stats.ready or stats.delayed) and not stats.leased and not await _has_workers(inspector):
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return "note", f"{text}: no consumers", advice

@@ -68,7 +68,7 @@ async def test_a_queue_may_be_at_its_limit_until_that_is_raised_or_lifted(
     delay = await delay_of(client)
     assert delay.cause == f"at its limit of {words}"
     assert not delay.is_wrong
-    assert "delayq configure QUEUE --limit" in delay.advice
+    assert "delayq configure jobs --limit" in delay.advice
     await jobs.configure(limit=raised)
     assert "limit" not in (await delay_of(client)).cause
 
@@ -135,16 +135,19 @@ async def test_a_queue_may_be_paused_or_its_workers_missing_or_busy(
 
 
 async def test_one_group_may_use_the_slots_that_others_wait_for(client: Client, jobs: Jobs) -> None:
+    await jobs.configure(group_limit=Limit(rate=90, per=60))
     gate, worker = Gate(), Worker(client, concurrency=2)
     worker.listener("jobs", lease=60)(gate)
     async with worker:
-        await jobs.offer_many([Offer(n, group="a cme") for n in range(5)])
+        await jobs.offer_many([Offer(n, group="-a QUEUE") for n in range(5)])
         await until(lambda: len(gate.inside) == 2)
         assert (await delay_of(client)).cause == "all 2 slots of workers are in use"
         await jobs.offer("waits", group="bob")
         delay = await delay_of(client)
-        assert delay.cause == ("group 'a cme' uses all 2 slots of workers, while other groups wait")
-        assert "delayq groups limit QUEUE 'a cme' 1;" in delay.advice
+        assert delay.cause == "group '-a QUEUE' uses all 2 slots of workers, while other groups wait"
+        assert "delayq groups limit jobs -- '-a QUEUE' 1,90/60s;" in delay.advice
+        await jobs.groups.set_limit("-a QUEUE", Limit(1))
+        assert "limit" not in (await delay_of(client)).advice
         gate.open()
 
 
