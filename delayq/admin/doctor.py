@@ -7,7 +7,6 @@ import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
 from delayq._redis.durability import Durability
@@ -46,7 +45,7 @@ _AFTER_EVICTION = (
 _REPLICAS, _FSYNC = Durability(replicas=1), Durability(replicas=0)
 # The number of processes, and of causes, that are named.
 _NAMED = 3
-_NAME_LENGTH = 60
+_NAME_LENGTH = 80
 
 
 @dataclass(frozen=True)
@@ -411,15 +410,25 @@ async def _failures(client: Client, queue: FoundQueue) -> AsyncIterator[Finding]
         inspector = ReliableInspector(client.session, queue.name)
         await inspector.all_stores()
         if wave := await find_wave(inspector):
-            name, error = queue.argument, shlex.quote(wave.error or "TEXT")
-            advice = f"until the cause is mended: delayq pause {name}; "
+            name = queue.argument
+            # A part is found as well, and a long error fits.
+            error = f"--error {shlex.quote(wave.error[:_NAME_LENGTH])}"
+            is_paused = (await inspector.depth()).paused
+            advice = "" if is_paused else f"until the cause is mended: delayq pause {name}; "
             if wave.is_deadly:
-                advice += f"then: delayq resume {name}; delayq dead redrive {name} --error {error}"
-            else:
+                choice = error if wave.error else "--error TEXT, or --reason TEXT"
                 advice += (
-                    f"look at them: delayq search {name} --error {error}; if they will never"
-                    f" succeed: delayq bury {name} --error {error}"
+                    f"{'when the cause is mended' if is_paused else 'then'}: delayq resume {name};"
+                    f" delayq dead redrive {name} {choice} (first with --dry-run: older dead"
+                    " letters may match, too)"
                 )
+            elif wave.error:
+                advice += (
+                    f"look at them: delayq search {name} {error}; if they will never succeed:"
+                    f" delayq bury {name} {error}"
+                )
+            else:
+                advice += f"look at them: delayq list {name} --state delayed"
             yield Finding("note", f"reliable {queue.name}", f"failing: {wave.text}", advice)
 
 
@@ -499,7 +508,7 @@ async def _causes_of_death(inspector: ReliableInspector, dead: int) -> str:
         if deaths := await newest_deaths(inspector):
             read = deaths.total()
             return (f": of the newest {read}, " if read < dead else ": ") + ", ".join(
-                f"{count} {shorten(cause, _NAME_LENGTH, placeholder='...')}"
+                f"{count} {cause if len(cause) <= _NAME_LENGTH else cause[:_NAME_LENGTH] + '...'}"
                 for cause, count in deaths.most_common(_NAMED)
             )
     return ""
