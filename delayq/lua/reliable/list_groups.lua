@@ -63,7 +63,7 @@ local function next_turn(group, limit, is_paused, oldest)
   end
   local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(suspect_turn or nil) or MAX_SCORE)
   -- Callers compare it with a clock that they have read before.
-  return has_new_limits and soonest <= now and oldest or soonest
+  return soonest <= now and oldest or soonest
 end
 
 local from = after == '1' and '(' .. first .. '\0\255' or '[' .. first
