@@ -196,7 +196,7 @@ async def _refs_of(
     refs, is_end = await source.failed_refs(
         matches, changes.MAX_MESSAGES, deadline, only_delayed=only_delayed
     )
-    if not refs and time.monotonic() >= deadline:
+    if not refs and not is_end:
         raise HTTPException(
             503, f"Nothing changed: no such message was found within {_SECONDS_TO_FIND} s."
         )
