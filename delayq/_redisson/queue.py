@@ -286,9 +286,15 @@ class DelayedQueue(Generic[T]):
             NotDurable: All are stored; ``stored`` has receipts of those not that safe within 2 s.
         """
         self._check_open()
-        items: list[Offer] = [
-            (microseconds(delay), self._encode(value)) for value, delay in _pairs(messages)
-        ]
+        pairs = _pairs(messages)
+        try:
+            items: list[Offer] = [
+                (microseconds(delay), self._encode(value)) for value, delay in pairs
+            ]
+        except ValueError:
+            # One has another length, unless the codec has raised this.
+            _check_pairs(pairs)
+            raise
         if not (hooks := self._open.hooks).sending:
             return await self._store(items, durability)
         sending = OfferEvent(self.name, "delayed", len(items), batch=True, delay=None)
@@ -565,17 +571,22 @@ class DelayedQueue(Generic[T]):
 
 
 def _pairs(messages: Iterable[tuple[T, Duration]]) -> Sequence[tuple[T, Duration]]:
-    """Return the pairs of value and delay. Raises BadInput for anything else."""
+    """Return the pairs of value and delay, whose lengths are not checked. Raises BadInput for
+    anything else.
+    """
     if not isinstance(messages, Iterable):
         raise BadInput(f"offer_many takes pairs of value and delay, not {describe_value(messages)}")
     pairs = [*messages]
     # All at once, because a check of each pair takes an eighth of the time of an offer.
-    if {*map(type, pairs)} <= {tuple} and {*map(len, pairs)} <= {2}:
-        return pairs
+    if [*map(type, pairs)].count(tuple) < len(pairs):
+        _check_pairs(pairs)
+    return pairs
+
+
+def _check_pairs(pairs: Iterable[object]) -> None:
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(
                 "offer_many of a delayed queue takes pairs of value and delay, such as"
                 f" (value, 30), not {type(pair).__name__}"
-            )
-    return pairs
+            ) from None

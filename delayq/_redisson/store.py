@@ -203,8 +203,14 @@ class DelayedStore:
         """Return the earliest due time, in microseconds, and each message as it was stored."""
         times = [due_time for due_time, _ in offers]
         stored = list(zip(repeat(reply), range(len(times)), times))
-        # Delays, as nearly all are, can be compared as they are; moments cannot.
-        candidates = [min(times)] if {*map(type, times)} == {int} else times
+        candidates = times
+        try:
+            # Nearly all are delays, which can be compared as they are.
+            if isinstance(soonest := min(cast("list[int]", times)), int):
+                candidates = [soonest]
+        except TypeError:
+            # Some are moments.
+            pass
         return min(due_us_of_stored((reply, 0, due_time)) for due_time in candidates), stored
 
     # Taking

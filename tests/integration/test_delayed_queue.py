@@ -128,6 +128,11 @@ class TestOffering:
             await queue.offer(value)
             assert await queue.poll() == value
 
+    async def test_a_moment_and_delays_share_a_call(self, queue: Orders) -> None:
+        soon = datetime.now(UTC) + timedelta(seconds=0.2)
+        await asyncio.gather(queue.offer(1, 3600), queue.offer(2, at=soon), queue.offer(3, 7200))
+        assert await queue.take() == 2
+
     async def test_bad_input_is_refused_unwritten(self, client: Client, raw: Any) -> None:
         queue: Orders = client.delayed_queue("orders", max_payload=10)
         bad: list[Any] = [-1, -0.001, math.nan, math.inf, -math.inf, 2**53 / 1000 + 1, True, "5"]
@@ -137,7 +142,7 @@ class TestOffering:
             if delay is not None:
                 with pytest.raises(ValueError):
                     await queue.offer(1, delay)
-        for messages in ([delayq.Offer(1)], 5):
+        for messages in ([delayq.Offer(1)], [(1, 1, 1)], [(1,)], 5):
             with pytest.raises(delayq.BadInput, match="takes pairs of value and delay"):
                 await queue.offer_many(messages)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="timezone"):
