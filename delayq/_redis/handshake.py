@@ -216,7 +216,7 @@ async def _open(
 
 
 async def _connect(opened: AbstractConnection, address: Address) -> None:
-    """Connect, and wait while so many connect to a Unix socket that its backlog is full.
+    """Connect. While the backlog of a Unix socket is full, wait, and try again.
 
     With TCP, the system tries again by itself.
     """

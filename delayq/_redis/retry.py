@@ -61,7 +61,7 @@ async def within(seconds: float) -> AsyncIterator[None]:
     """Raise TimeoutError if the block takes longer than this, not counting delays of the loop.
 
     A limit for a reply says something about the server. If the loop itself is late, because a
-    thousand clients are opened at once or the machine stands still, the reply may lie here unread,
+    thousand clients are opened at once or the machine was paused, the reply may lie here unread,
     and each step of a greeting has to wait for its turn. So a delay counts as one part of the limit
     at most, however long it is.
     """

@@ -48,8 +48,8 @@ class BatchCounts(NamedTuple):
         dead: The number of dead letters.
         cancelled: The number of those that were cancelled or dropped, or have expired.
         running: How many of those that are open have a worker.
-        some_expired: Whether a message of the batch, or one that follows from it, has expired, and
-            nobody has noticed yet. A hint: see ``batch_status.lua``.
+        some_expired: Whether a message of the batch, or one that follows from it, has expired,
+            which no claim has noticed yet. A hint: see ``batch_status.lua``.
     """
 
     created_us: int

@@ -504,7 +504,7 @@ class EncodedBatch:
             member._replace(
                 id=member.id or next(ids),
                 content=with_batch(member.content, batch),
-                # An id that somebody else has would be one that has not joined the batch.
+                # If another message has the id, this one has not joined the batch.
                 id_generated=False,
                 # One with neither lies with its batch.
                 group=member.group or member.id or batch,

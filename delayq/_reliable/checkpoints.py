@@ -3,10 +3,10 @@
 A checkpoint is stored as one text: ``number;length;sleeps``, a newline, the state, and the results
 of steps. The number rises with each save. The length is that of the state; nothing if none was
 saved. The sleeps are, for each state since which there were some, its mark, ``=``, and the moments
-at which they end, in microseconds, with commas between them; a space stands before the next state.
+at which they end, in microseconds, with commas between them, and a space before the next state.
 A result has the lengths of its step's name and of itself in front, each followed by a colon, then
-the name. The state and the results are as the queue's codec makes them. In front stands how far the
-handler was when it reported that last: see ``lua/include/checkpoint.lua``.
+the name. The state and the results are as the queue's codec makes them. Before all that is how far
+the handler was when it reported that last: see ``lua/include/checkpoint.lua``.
 """
 
 from __future__ import annotations

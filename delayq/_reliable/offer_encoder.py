@@ -91,7 +91,7 @@ class OfferEncoder(Generic[T]):
         try:
             return plain_message(("", 0 if delay is None else _delay_text(delay), message_content))
         except TypeError:
-            # It cannot be hashed, so it is no duration.
+            # It cannot be hashed, so it is not a duration.
             microseconds(delay or 0)
             raise
 

@@ -51,7 +51,7 @@ class RetryLine(NamedTuple):
         cause: The cause.
         failed: The number of messages that have failed for it.
         address: The page of these messages; empty if they have no cause in common.
-        act: Where a form about them is sent.
+        act: The address to which a form about them is sent.
     """
 
     source: ReliableSource
