@@ -37,8 +37,9 @@ def microseconds(duration: Duration, name: str = "delay") -> int:
     # Most durations. The rest is for the others, and for those that must be refused.
     if type(duration) is float and 0.0 <= duration < _USUAL:
         exact = duration * 1_000_000
-        if exact.is_integer():
-            return int(exact)
+        # Round first: 1.1 s is 1,100,000 microseconds, not one more because the float is slightly
+        # larger.
+        return int(exact) if exact.is_integer() else math.ceil(round(exact, 3))
     # Before rounding, because the smallest negative duration would become 0.
     if (
         duration < timedelta()
@@ -57,8 +58,6 @@ def microseconds(duration: Duration, name: str = "delay") -> int:
         exact = min(duration, 2.0 * MAX_MS) * 1_000_000
         result = int(exact)
         if result != exact:
-            # Round first: 1.1 s is 1,100,000 microseconds, not one more because the float is
-            # slightly larger.
             result = math.ceil(round(exact, 3))
     else:
         raise BadDelay(f"{name} must be seconds or a timedelta, not {describe_value(duration)}")
