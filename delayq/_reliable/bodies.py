@@ -58,7 +58,8 @@ class PlainMessage(_PlainFields):
 
     Attributes:
         id: The message's id; empty until the message is sent.
-        when: The delay, as :func:`format_delay` writes it.
+        when: The delay, as :func:`format_delay` writes it; or ``@`` and the moment, as in
+            :data:`delayq._durations.DueTime`.
         content: Headers and payload, as :func:`content` builds them.
         id_generated: True. It has no ``group`` and no followers: see :class:`OptionsMessage`.
     """
@@ -95,8 +96,7 @@ class OptionsMessage(NamedTuple):
     Attributes:
         id: The message's id; empty until the message is sent, if it is generated.
         priority: 0 to 9.
-        when: The delay, as :func:`format_delay` writes it; or ``@`` and the moment, as in
-            :data:`delayq._durations.DueTime`.
+        when: As in a :class:`PlainMessage`.
         ttl_us: Time to live, in microseconds; 0 for no limit.
         unique_us: For how long the id counts as taken, whatever becomes of the message, in
             microseconds; 0 for as long as the message lives.

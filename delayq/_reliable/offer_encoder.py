@@ -16,7 +16,6 @@ from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.offer import (
     ENDS_EARLY_TEXT,
     MAX_FOLLOWERS,
-    USUAL_PRIORITY,
     DefaultPriority,
     Offer,
 )
@@ -76,18 +75,7 @@ class OfferEncoder(Generic[T]):
         else:
             message_content = self._content(payload, headers)
         if at is not None:
-            when = when_due(delay, at)
-            return OptionsMessage(
-                "",
-                USUAL_PRIORITY,
-                when,
-                ttl_us=0,
-                unique_us=0,
-                on_duplicate="raise",
-                content=message_content,
-                id_generated=True,
-                group=None,
-            )
+            return plain_message(("", when_due(delay, at), message_content))
         try:
             return plain_message(("", 0 if delay is None else _delay_text(delay), message_content))
         except TypeError:

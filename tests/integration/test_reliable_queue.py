@@ -93,6 +93,8 @@ async def test_messages_for_one_moment_are_due_then_and_come_in_the_order_of_the
     for name in ids[40:]:
         await jobs.offer(0, at=at, id=name)
     made_up = [await jobs.offer(0, at=at) for _ in range(3)]
+    made_up += await jobs.offer_many([Offer(0, at=at)] * 5)
+    made_up.append(await jobs.offer(0, at=at, id="after those without an id"))
     # The place of one that has left stays empty.
     assert await jobs.cancel_many([ids[0], ids[7]]) == [True, True]
     await jobs.offer(0, at=soon, id="last, and due first")
@@ -108,6 +110,12 @@ async def test_messages_for_one_moment_are_due_then_and_come_in_the_order_of_the
         at + timedelta(hours=1),
     ]
     assert [(await jobs.get(name)).due_at for name in ids[1:6]] == [at] * 5  # type: ignore[union-attr]
+    others: Jobs = client.reliable_queue("others")
+    first = await others.offer(0, at=at)
+    second = await others.offer(0, at=at, id="0")
+    rest = await others.offer_many([Offer(0, at=soon), *[Offer(0, at=at)] * 2])
+    listed = await others.list("delayed")
+    assert [message.id for message in listed] == [rest[0], first, second, *rest[1:]]
     ordered = client.reliable_queue("ordered", group_limit=delayq.Limit(ordered=True))
     for name in ids:
         await ordered.offer(0, at=at, id=name, group="g", priority=3)

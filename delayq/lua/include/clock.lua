@@ -4,8 +4,16 @@ local function now_us()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- Return the moment that an argument names by "@" and microseconds; nil if it is a delay.
-local function moment_in(text) return tonumber(string.match(text, '^@(%d+)$')) end
+-- Moments have quarters of a microsecond, which is as fine as a score is, and keeps the order
+-- within one call.
+local function format_score(moment) return string.format('%.2f', moment) end
+
+-- Return the moment that an argument names by "@" and microseconds, as a number and as text; nil if
+-- it is a delay.
+local function moment_in(text)
+  local digits = string.match(text, '^@(%d+)$')
+  return tonumber(digits), digits
+end
 
 -- Return the due time in ms of a message offered now, after a delay in microseconds or at such a
 -- moment; nil if that cannot be read. Rounded up, so that it is never early; without a delay, or
@@ -43,4 +51,11 @@ local function shorter_wait(a, b)
   if a < 0 then return b end
   if b < 0 then return a end
   return math.min(a, b)
+end
+
+-- Drop members of a set that ended before `now`, a bounded number of them: a few more than one call
+-- adds. If that is refused, the next call may do it.
+local function trim_past(set, now)
+  local past = redis.pcall('ZRANGEBYSCORE', set, '-inf', format_score(now), 'LIMIT', 0, 400)
+  if #past > 0 then redis.pcall('ZREM', set, unpack(past)) end
 end

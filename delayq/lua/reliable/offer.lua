@@ -4,8 +4,7 @@
 --   messages        see include/queue.lua
 --   wake            CHANNEL  where a new head is announced: its due time, microseconds
 --   remembered      ZSET     ids that count as taken, scored by the end of that time, microseconds
---   shared_moments  ZSET     moments for which several messages were offered, scored by the due
---                            time of the last one, microseconds
+--   moments         see include/moments.lua
 --   settings        HASH     see include/settings.lua
 --   call            STRING   see include/call.lua
 -- Arguments:
@@ -32,6 +31,7 @@
 -- include: groups
 -- include: group_turns
 -- include: queue
+-- include: moments
 -- include: settings
 -- include: call
 
@@ -54,8 +54,6 @@ local now = now_us()
 -- The writes, collected: one command for all costs a third of one for each. By priority: scores,
 -- and the first due time.
 local new_bodies, new_scores, earliest, new_priorities, new_expiries, new_ends = {}, {}, {}, {}, {}, {}
--- The due time of the last message for each moment; and those of moments that have several.
-local last_due, new_moments = {}, {}
 -- Of those in groups: the scores, members and positions, and the groups.
 local grouped_scores, new_members, new_positions, groups = {}, {}, {}, {}
 local function write()
@@ -81,13 +79,7 @@ local function write()
     update_turns(groups_without_turn, now)
   end
   grouped_scores, new_members, new_positions, groups = {}, {}, {}, {}
-  if #new_moments > 0 then
-    redis.call('ZADD', shared_moments, unpack(new_moments))
-    -- It disappears with the last of them.
-    local last = tonumber(redis.pcall('ZRANGE', shared_moments, -1, -1, 'WITHSCORES')[2]) or now
-    redis.pcall('PEXPIRE', shared_moments, string.format('%.0f', math.max(0, math.ceil((last - now) / 1000)) + 2000))
-  end
-  new_moments = {}
+  write_moments(now)
 end
 
 local ids, some_grouped, some_moments, some_rank, some_expire = {}, false, false, false, false
@@ -131,28 +123,12 @@ end
 local quarters, whole, first_moment = {[0] = '0', '1', '2', '3'}, nil, nil
 local earlier = now - math.ceil(COUNT / 4)
 
--- Return the due time of the next message that is offered for a moment and goes into this set; nil
--- if that is now. The first one is due at the moment, and each further one as little later as a
--- score can tell: so they come in the order of their offers.
-local function due_at(moment, set)
-  local name = string.format('%.0f', moment)
-  local last = last_due[name] or tonumber(redis.call('ZSCORE', shared_moments, name) or nil)
-  if not last and redis.call('ZCOUNT', set, name, name) > 0 then last = moment end
-  if (last or moment) <= earlier then return nil end
-  local due, step = moment, 0.25
-  if last then
-    repeat due, step = last + step, 2 * step until due > last
-    new_moments[#new_moments + 1], new_moments[#new_moments + 2] = format_score(due), name
-  end
-  last_due[name] = due
-  return due
-end
-
 local reply, index, unique = {}, 0, {}
 for at = FIRST, #ARGV, STRIDE do
   local id, priority, on_duplicate = ARGV[at + ID], tonumber(ARGV[at + PRIORITY]), ARGV[at + ON_DUPLICATE]
   local status, content = 1, ARGV[at + CONTENT]
-  local moment_asked, ttl = moment_in(ARGV[at + WHEN]), tonumber(ARGV[at + TTL_US])
+  local moment_asked, moment_text = moment_in(ARGV[at + WHEN])
+  local ttl = tonumber(ARGV[at + TTL_US])
   if moment_asked and ttl > 0 and moment_asked >= now + ttl then
     status = -5
   elseif in_use[id] then
@@ -176,11 +152,9 @@ for at = FIRST, #ARGV, STRIDE do
     local group = some_grouped and group_in(ARGV[at + CONTENT])
     local set, due, times = waiting[priority], nil, nil
     if group then set = group_waiting end
-    if moment_asked then due = due_at(moment_asked, set) end
+    if moment_asked then due = due_at(moment_asked, moment_text, set, earlier) end
     if due then
-      -- The moment may have passed just now.
-      local enqueued = math.min(now, moment_asked)
-      times = string.format('%016.0f%.0f+%.0f', enqueued, (due - moment_asked) * 4, moment_asked - enqueued)
+      times = times_at(moment_asked, due, now)
     else
       local delay = moment_asked and 0 or tonumber(ARGV[at + WHEN])
       local moment, quarter = delay > 0 and now or earlier, index % 4
@@ -229,7 +203,7 @@ write()
 -- Last, because a full server refuses a script only before its first write.
 for _, each in ipairs(unique) do remember({each[1]}, each[2], now) end
 if remembers then trim_remembered(now) end
-if some_moments then trim_past(shared_moments, now - 1000000) end
+if some_moments then trim_moments(now) end
 if not may_announce then reply[#reply + 1] = -3 end
 keep_reply(reply)
 return reply

@@ -4,6 +4,7 @@
 -- Keys:
 --   waiting_0  ZSET     of include/queue.lua
 --   bodies     HASH     see include/leases.lua
+--   moments    see include/moments.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   settings   HASH     see include/settings.lua
 --   call       STRING   see include/call.lua
@@ -11,7 +12,8 @@
 --   number       int   of this call: the same as that of the last one if its reply was lost
 --   partitions   int   the number of partitions by which the caller has placed the messages
 --   id...        text  of each message
---   delay_us...  text  microseconds from now, as a body has them: 30000001 or 3e7
+--   when...      text  microseconds from now, as a body has them: 30000001 or 3e7; or "@" and the
+--                      moment, microseconds
 --   content...   text  limits, or nothing; a space and headers, or nothing; newline,
 --                      payload
 -- Roles: producer
@@ -22,6 +24,7 @@
 -- of the ids is in use, and none is stored. An error, DELAYQ_SETTINGS, if the queue has another
 -- number of partitions, or a size limit.
 -- include: clock
+-- include: moments
 -- include: settings
 -- include: call
 
@@ -37,21 +40,32 @@ local now = now_us()
 local earlier, quarters, whole, whole_of = now - math.ceil(COUNT / 4), {[0] = '0', '1', '2', '3'}, nil, nil
 local names, new_bodies, scores, count, earliest = {}, {}, {}, 0, math.huge
 for at = FIRST, #ARGV, STRIDE do
-  local id, delay = ARGV[at + ID], tonumber(ARGV[at + DELAY_US])
-  if not delay or delay < 0 or delay > 9007199254740992000 then
+  local id, when = ARGV[at + ID], ARGV[at + WHEN]
+  local delay, moment, moment_text = tonumber(when), nil, nil
+  if not delay then moment, moment_text = moment_in(when) end
+  local us = delay or moment
+  if not us or us < 0 or us > 9007199254740992000 then
     return redis.error_reply('DELAYQ_DELAY delay out of range')
   end
-  local moment, quarter = delay > 0 and now or earlier, count % 4
-  if quarter == 0 or moment ~= whole_of then
-    whole, whole_of = string.format('%.0f', moment + (count - quarter) / 4), moment
+  local due, times = moment and due_at(moment, moment_text, waiting[0], earlier), nil
+  if due then
+    times = times_at(moment, due, now)
+  else
+    -- A moment that has passed is no delay.
+    local waits = delay and delay > 0
+    local since, quarter = waits and now or earlier, count % 4
+    if quarter == 0 or since ~= whole_of then
+      whole, whole_of = string.format('%.0f', since + (count - quarter) / 4), since
+    end
+    due, times = since + count / 4 + (waits and delay or 0), whole .. quarters[quarter] .. (waits and '+' .. when or '')
   end
-  local due, waits = moment + count / 4 + delay, delay > 0 and '+' .. ARGV[at + DELAY_US] or ''
   if due < earliest then earliest = due end
   local even = 2 * count + 2
   count = count + 1
   names[count] = id
-  scores[even - 1], scores[even] = due, id
-  new_bodies[even - 1], new_bodies[even] = id, whole .. quarters[quarter] .. waits .. ARGV[at + CONTENT]
+  -- Text costs less than a number, which would become one.
+  scores[even - 1], scores[even] = due == moment and moment_text or due, id
+  new_bodies[even - 1], new_bodies[even] = id, times .. ARGV[at + CONTENT]
 end
 reply = 1
 for _, body in ipairs(redis.call('HMGET', bodies, unpack(names))) do
@@ -72,6 +86,8 @@ end
 -- First the key that may be of a foreign type: the type of the bodies is known.
 redis.call('ZADD', waiting[0], unpack(scores))
 redis.call('HSET', bodies, unpack(new_bodies))
+write_moments(now)
+trim_moments(now)
 -- Last, so that a full server does not refuse it: that refuses only the first write of a script.
 keep_reply(reply)
 return reply

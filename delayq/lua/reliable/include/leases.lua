@@ -53,10 +53,6 @@
 -- Beyond 2^53 a score is no longer exact.
 local MAX_SCORE = 9007199254740992
 
--- Moments have quarters of a microsecond, which is as fine as a score is, and keeps the order
--- within one call.
-local function format_score(moment) return string.format('%.2f', moment) end
-
 -- Return the number that a text holds, or the default if it holds none, or not a sensible one.
 local function number_or(default, text)
   local value = tonumber(text)
@@ -163,13 +159,6 @@ local function remember(ids, ends, now)
   -- and is not to be refused for that.
   local keep_ms, left_ms = math.ceil((ends - now) / 1000), redis.pcall('PTTL', remembered)
   if type(left_ms) == 'number' and left_ms < keep_ms then redis.pcall('PEXPIRE', remembered, keep_ms) end
-end
-
--- Drop members of a set that ended before `now`, a bounded number of them: a few more than one call
--- adds. If that is refused, the next call may do it.
-local function trim_past(set, now)
-  local past = redis.pcall('ZRANGEBYSCORE', set, '-inf', format_score(now), 'LIMIT', 0, 400)
-  if #past > 0 then redis.pcall('ZREM', set, unpack(past)) end
 end
 
 -- Drop ids that are no longer remembered.
