@@ -10,7 +10,10 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "benchmarks" / "figures" / "peers.json"
@@ -19,74 +22,98 @@ PAGES = ("README.md", "docs/performance.md")
 BY_HAND = "raw redis-py"
 # The libraries in the short table: those that most readers come from.
 WELL_KNOWN = ("delayq Worker", "arq", "SAQ", "Dramatiq", "Celery", "RQ", "BullMQ Node")
-
-
-def cells(row: dict[str, Any], figure: str) -> tuple[str, str]:
-    """Return a figure by default and at best, as text."""
-    shown = [SHOWN[figure](row[name]) if figure in row[name] else "-" for name in SETTINGS]
-    return shown[0], shown[1]
-
-
-def late(row: dict[str, Any]) -> tuple[str, str]:
-    """Return the lateness by default, with the number of messages that were early, and at best."""
-    default, best = cells(row, "p50")
-    early = row["default"]["early"]
-    return f"{default} ({early} early)" if early else default, best
-
-
-def _late(of: dict[str, Any]) -> str:
-    p50, p99 = (f"{of[name]:,.{1 if of[name] < 20 else 0}f}" for name in ("p50", "p99"))
-    return f"{p50} / {p99}"
-
-
 SETTINGS = ("default", "best")
-SHOWN = {
-    "one": lambda of: f"{of['one']:,.0f}",
-    "bulk": lambda of: f"{of['bulk']:,.0f}",
-    "delivered": lambda of: f"{of['delivered']:,.0f}",
-    "p50": _late,
-    "idle": lambda of: f"{of['idle']:,.1f}",
-    "memory": lambda of: f"{of['memory']:,.0f}",
+SCENARIOS = ("queue-add", "queue-add-bulk", "worker-generic", "worker-concurrent")
+
+Row = dict[str, Any]
+Figures = dict[str, list[Row]]
+
+
+def name_of(row: Row) -> str:
+    if row["peer"] == BY_HAND:
+        return f"*by hand*, redis-py {row['version']}"
+    return f"{row['peer']} {row.get('version', '')}".strip()
+
+
+def cell(row: Row, figure: str, setting: str = "default", digits: int = 0) -> str:
+    figures = row.get(setting, {})
+    return f"{figures[figure]:,.{digits}f}" if figure in figures else "-"
+
+
+def lateness(row: Row, setting: str) -> str:
+    """Return the median and the 99th percentile in ms, and how many messages were early."""
+    figures = row.get(setting, {})
+    if "p50" not in figures:
+        return "-"
+    p50, p99 = (f"{figures[name]:,.{1 if figures[name] < 20 else 0}f}" for name in ("p50", "p99"))
+    early = f" ({figures['early']} early)" if figures["early"] and setting == "default" else ""
+    return f"{p50} / {p99}{early}"
+
+
+def line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def offers(figures: Figures) -> list[str]:
+    """Return the rows of offers a second."""
+    columns = ("one", "ten", "hundred", "bulk", "memory")
+    return [
+        line(name_of(row), *(cell(row, figure) for figure in columns)) for row in figures["rows"]
+    ]
+
+
+def handling(figures: Figures) -> list[str]:
+    """Return the rows of messages handled, and how late."""
+    return [
+        line(
+            name_of(row),
+            *(cell(row, "delivered", setting) for setting in SETTINGS),
+            *(lateness(row, setting) for setting in SETTINGS),
+            cell(row, "idle", digits=1),
+        )
+        for row in figures["rows"]
+    ]
+
+
+def short(figures: Figures) -> list[str]:
+    """Return the rows of the README."""
+    return [
+        line(
+            name_of(row),
+            cell(row, "delivered"),
+            lateness(row, "default"),
+            cell(row, "delivered", "best"),
+            lateness(row, "best"),
+            cell(row, "idle", digits=1),
+        )
+        for row in figures["rows"]
+        if row["peer"] in WELL_KNOWN
+    ]
+
+
+def scenarios(figures: Figures) -> list[str]:
+    """Return the rows of bullmq-bench's scenarios, jobs a second."""
+    return [
+        line(row["peer"], *(f"{row['rates'][name]:,.0f}" for name in SCENARIOS))
+        for row in figures["scenarios"]
+    ]
+
+
+TABLES: dict[str, Callable[[Figures], Sequence[str]]] = {
+    "offers": offers,
+    "handling": handling,
+    "short": short,
+    "scenarios": scenarios,
 }
 
 
-def peers(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the rows of the long table."""
-    found = []
-    for row in [{"best": {}} | row for row in rows]:
-        name = f"{row['peer']} {row['version']}".strip()
-        if row["peer"] == BY_HAND:
-            name = f"*by hand*, redis-py {row['version']}"
-        one, bulk, idle, memory = (
-            cells(row, each)[0] for each in ("one", "bulk", "idle", "memory")
-        )
-        line = (name, one, bulk, *cells(row, "delivered"), *late(row), idle, memory)
-        found.append(f"| {' | '.join(line)} |")
-    return found
-
-
-def short(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the rows of the short table."""
-    found = []
-    for row in [{"best": {}} | row for row in rows]:
-        if row["peer"] in WELL_KNOWN:
-            rates, lateness = cells(row, "delivered"), late(row)
-            line = (rates[0], lateness[0], rates[1], lateness[1], cells(row, "idle")[0])
-            name = f"{row['peer']} {row['version']}".strip()
-            found.append(f"| {' | '.join((name, *line))} |")
-    return found
-
-
-TABLES = {"peers": peers, "short": short}
-
-
 def filled(text: str) -> str:
-    """Return a page with the rows of its tables, whose heads stay."""
-    rows = json.loads(FIGURES.read_text("utf-8"))["rows"]
-    for name, table in TABLES.items():
+    """Return a page with the rows of its tables. Their heads stay."""
+    figures = json.loads(FIGURES.read_text("utf-8"))
+    for name, rows in TABLES.items():
         text = re.sub(
             rf"(<!-- {name} -->\n.*?\n\|[-|: ]+\|\n).*?(?=<!-- end -->)",
-            lambda found, table=table: found[1] + "\n".join(table(rows)) + "\n\n",
+            lambda match, rows=rows: match[1] + "\n".join(rows(figures)) + "\n\n",
             text,
             flags=re.DOTALL,
         )
