@@ -35,6 +35,8 @@ _REFUSED_FOR_GOOD = 5
 _YIELD_AFTER = 0.001
 # How long a cancelled handler has to give its message back, in seconds.
 _GIVE_BACK_WITHIN = 1.0
+# Iterations of the event loop until the task that claims has started, and has sent its call.
+_ITERATIONS_TO_SEND = 2
 # In a burst, how often an empty feed asks again while others are at work, in seconds.
 _EMPTY_FEED_INTERVAL = 0.05
 
@@ -282,7 +284,8 @@ class Pool:
         if not plan.free(feed):
             # The claim is for later: it must not take what other workers could begin now.
             self._watch(feed)
-        claimed = await self._claim(feed, room, wait)
+        requested = min(room, feed.port.most_at_once)
+        claimed = await self._claim(feed, requested, wait)
         if is_reserved and not claimed:
             # The feed has had its chance. Otherwise the slot is kept until the feed takes it.
             plan.unreserve(feed)
@@ -291,8 +294,11 @@ class Pool:
             batches.expect(claim for _, claim in claimed[: len(claimed) - len(excess)])
         if excess:
             feed.port.give_back(excess)
-        # This concerns other feeds too: the slot that was reserved for this one may be free.
-        self._wake_task()
+        # This concerns other feeds too: the slot that was reserved for this one may be free. If the
+        # next claim follows at once, it leaves before handlers begin, which may not wait for
+        # anything: so the server works at the same time.
+        is_followed = len(claimed) >= requested and plan.room(feed, refill=True) > 0
+        self._wake_task_after(_ITERATIONS_TO_SEND if is_followed else 0)
         if feed.buffer:
             self._watch(feed)
         if self._burst:
@@ -303,13 +309,13 @@ class Pool:
                 self._stop_if_done()
                 await asyncio.sleep(_EMPTY_FEED_INTERVAL if self._is_at_work else 0)
 
-    async def _claim(self, feed: Feed, room: int, wait: float | None) -> Sequence[Claimed]:
-        """Claim up to ``room`` messages, until :meth:`_end_claim`."""
+    async def _claim(self, feed: Feed, count: int, wait: float | None) -> Sequence[Claimed]:
+        """Claim up to ``count`` messages, until :meth:`_end_claim`."""
         state = self._claim_states[feed]
         state.timeout = timeout = asyncio.timeout(None)
         try:
             async with timeout:
-                return await feed.port.claim(min(room, feed.port.most_at_once), wait)
+                return await feed.port.claim(count, wait)
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -408,6 +414,13 @@ class Pool:
             task = self._loop.create_task(self._handle_messages(), name="delayq handlers")
             self._handler_tasks.add(task)
             task.add_done_callback(self._on_handler_task_end)
+
+    def _wake_task_after(self, iterations: int) -> None:
+        """Do as :meth:`_wake_task`, so many iterations of the event loop later."""
+        if iterations:
+            self._loop.call_soon(self._wake_task_after, iterations - 1)
+        else:
+            self._wake_task()
 
     def _on_handler_task_end(self, task: asyncio.Task[None]) -> None:
         self._handler_tasks.discard(task)
