@@ -3,7 +3,10 @@
 Messages of 100 bytes, all due, are handled to the last by a handler that does nothing, on a private
 server: by a worker at several concurrencies, by one with a sync handler in threads, and by the
 queue's own loop (``async for message in queue: async with message``), which acknowledges one
-message after another. Runs are interleaved, and their medians are shown.
+message after another. Then by handlers that wait for 1 ms and for 20 ms, 100 at a time; and, for
+comparison, 100 tasks wait as often without any queue. Runs are interleaved, and their medians are
+shown. "client us" is the process's processor time for a message, and "busy" the share of a
+processor that it takes meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import asyncio
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import delayq
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 VALUE = "x" * 98  # 100 bytes as JSON
 AT_A_TIME = 10_000
+CONCURRENCY = 100
+WITHOUT_QUEUE = "no queue, tasks wait"
 
 
 class Countdown:
@@ -38,12 +44,17 @@ class Countdown:
             self.done.set()
 
 
-async def by_worker(client: delayq.Client, messages: int, concurrency: int) -> None:
+async def by_worker(
+    client: delayq.Client, messages: int, concurrency: int, seconds: float = 0.0
+) -> None:
+    """Handle messages with handlers that wait for so many seconds."""
     countdown = Countdown(messages)
     worker = delayq.Worker(client, concurrency=concurrency)
 
     @worker.listener("benchmark")
     async def handle(_value: str) -> None:
+        if seconds:
+            await asyncio.sleep(seconds)
         countdown.count()
 
     async with worker:
@@ -73,6 +84,20 @@ async def by_loop(client: delayq.Client, messages: int) -> None:
             return
 
 
+async def without_queue(client: delayq.Client, messages: int, seconds: float) -> None:
+    """Wait as often as those handlers do, in as many tasks, and leave the messages."""
+    del client
+    remaining = iter(range(messages))
+
+    async def wait() -> None:
+        for _ in remaining:
+            await asyncio.sleep(seconds)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(CONCURRENCY):
+            tasks.create_task(wait())
+
+
 WAYS: dict[str, tuple[Callable[[delayq.Client, int], Awaitable[None]], int]] = {
     # How to handle messages, and the number by which to divide their count.
     "worker, concurrency 1": (lambda client, messages: by_worker(client, messages, 1), 1),
@@ -80,26 +105,35 @@ WAYS: dict[str, tuple[Callable[[delayq.Client, int], Awaitable[None]], int]] = {
     "worker, concurrency 1000": (lambda client, messages: by_worker(client, messages, 1000), 1),
     "worker, threads": (by_threads, 10),
     "the queue's loop": (by_loop, 10),
+    **{
+        f"{name}, {ms} ms": (partial(work, seconds=ms / 1000), part)
+        for ms, part in ((1, 4), (20, 10))
+        for name, work in (
+            ("worker, handlers wait", partial(by_worker, concurrency=CONCURRENCY)),
+            (WITHOUT_QUEUE, without_queue),
+        )
+    },
 }
 
 
-async def measure(url: str, way: str, messages: int) -> float:
-    """Handle all messages, and return how many per second."""
+async def measure(url: str, way: str, messages: int) -> tuple[float, float]:
+    """Handle all messages. Return how many per second, and the processor time of each, us."""
     handle, part = WAYS[way]
     messages //= part
     async with delayq.connect(url) as client:
         queue = client.reliable_queue("benchmark")
         for at in range(0, messages, AT_A_TIME):
-            await queue.offer_many(
-                delayq.Offer(value=VALUE) for _ in range(min(AT_A_TIME, messages - at))
-            )
-        started = time.perf_counter()
+            if not way.startswith(WITHOUT_QUEUE):
+                await queue.offer_many(
+                    delayq.Offer(value=VALUE) for _ in range(min(AT_A_TIME, messages - at))
+                )
+        started, cpu_started = time.perf_counter(), time.process_time()
         await handle(client, messages)
-        seconds = time.perf_counter() - started
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         stats = await queue.stats()
         if (stats.ready, stats.leased, stats.delayed) != (0, 0, 0):
             raise AssertionError(f"{way} left {stats}")
-    return messages / seconds
+    return messages / seconds, cpu_seconds / messages * 1e6
 
 
 def main() -> None:
@@ -117,7 +151,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     ways = options.way or list(WAYS)
-    rates: dict[str, list[float]] = {way: [] for way in ways}
+    runs: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     with measured_server(options.server) as server:
         about = {
             "machine": machine(server),
@@ -127,19 +161,31 @@ def main() -> None:
         url = options.server or f"unix://{connection['path']}"
         for _ in range(options.runs):
             for way in ways:
-                rates[way].append(asyncio.run(measure(url, way, options.messages)))
-    table = Table(
-        about,
-        ("way                     ", " messages/s", "   lowest", "  highest", "     ratio"),
-        as_json=options.json,
-    )
-    medians = {way: statistics.median(of_way) for way, of_way in rates.items()}
-    base = medians.get("the queue's loop")
-    for way, rate in medians.items():
-        row: dict[str, Any] = {"way": way, "messages_a_second": rate, "runs": rates[way]}
-        ratio = f"{rate / base:.1f}x" if base else "-"
+                runs[way].append(asyncio.run(measure(url, way, options.messages)))
+    columns = ("way                        ", " messages/s", "   lowest", "  highest")
+    table = Table(about, (*columns, " client us", "  busy", "  ratio"), as_json=options.json)
+    medians = {
+        way: tuple(map(statistics.median, zip(*of_way, strict=True)))
+        for way, of_way in runs.items()
+    }
+    base = medians["the queue's loop"][0] if "the queue's loop" in medians else None
+    for way, (rate, client_us) in medians.items():
+        rates = [rate_of_run for rate_of_run, _ in runs[way]]
+        row: dict[str, Any] = {
+            "way": way,
+            "messages_a_second": rate,
+            "client_us": client_us,
+            "runs": rates,
+        }
         table.add(
-            row, way, f"{rate:,.0f}", f"{min(rates[way]):,.0f}", f"{max(rates[way]):,.0f}", ratio
+            row,
+            way,
+            f"{rate:,.0f}",
+            f"{min(rates):,.0f}",
+            f"{max(rates):,.0f}",
+            f"{client_us:.1f}",
+            f"{rate * client_us / 1e6:.0%}",
+            f"{rate / base:.1f}x" if base else "-",
         )
     table.end()
 
