@@ -17,8 +17,11 @@ WITHIN = 0.05
 """How soon their handling should begin, in seconds."""
 # In smaller batches, handling takes so much time that the time spent fetching does not matter.
 _WORTH_FETCHING = 25
-# How many times larger the next batch may be, and how far the pace may drop until messages go back.
-_GROWTH = 4
+# How many times larger the next batch may be. A loop that begins with one message has full batches
+# after three calls.
+_GROWTH = 10
+# How many times slower than expected handling may become until messages go back.
+_SLOWDOWN = 4
 # The weight of one more message in the mean.
 _WEIGHT = 1 / 16
 
@@ -44,7 +47,7 @@ def to_keep(ahead: int, handled: int) -> int:
     """Return how many of the messages ``ahead`` to keep if ``handled`` messages were handled in the
     last moment: all, unless handling has become much slower than expected.
     """
-    return ahead if ahead <= handled * _GROWTH else handled
+    return ahead if ahead <= handled * _SLOWDOWN else handled
 
 
 def moving_mean(before: float | None, took: float) -> float:

@@ -146,8 +146,8 @@ async def test_small_batches_leave_the_rest_and_a_large_one_has_the_next(
     client: Client, way: Way
 ) -> None:
     queue, handled = await way.filled(client), list[int]()
-    # Batches of 1, 4 and 16; the fourth, of 64, is large.
-    fetched = {16: 21, 22: 21 + 64 + 64}
+    # Batches of 1 and 10; the third, of 100, is large.
+    fetched = {8: 11, 12: 11 + 100 + 100}
     async with aclosing(way.loop(queue, handled)) as loop:
         async for _ in loop:
             if len(handled) in fetched:

@@ -330,8 +330,8 @@ def test_the_mean_duration_follows_the_most_recent_messages() -> None:
 
 def test_the_size_of_a_batch_follows_the_pace_of_the_handler() -> None:
     for batch, got, took, following in (
-        *((1, 1, 0.0, 4), (64, 64, 0.001, MAX_MESSAGES)),  # quick handling fetches more
+        *((1, 1, 0.0, 10), (64, 64, 0.001, MAX_MESSAGES)),  # quick handling fetches more
         *((100, 100, 60.0, 1), (1, 1, 1.0, 1)),  # slow handling fetches one
-        (4, 1, 0.0, 4),  # a trickle does not grow
+        (10, 1, 0.0, 10),  # a trickle does not grow
     ):
         assert next_batch(batch, got, took) == following, (batch, got, took)
