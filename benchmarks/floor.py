@@ -57,7 +57,7 @@ class Sizes:
     delivered: int = 100_000
     spread_s: float = 4.0
     steady_s: float = 3.0
-    partitioned: int = 20_000
+    partitioned: int = 100_000
     clients: int = 2000
     moments: int = 30
     timers: int = 100_000
