@@ -130,6 +130,19 @@ async def test_messages_for_one_moment_are_due_then_and_come_in_the_order_of_the
 
 
 @pytest.mark.every_server
+async def test_messages_of_one_call_that_go_back_keep_their_order(jobs: Jobs) -> None:
+    """Although others of the call wait for a moment, whichever script stores them."""
+    at = datetime.now(UTC) + timedelta(hours=1)
+    for ttl in (None, 7200):
+        await jobs.offer_many([Offer(n, at=None if n % 4 else at, ttl=ttl) for n in range(40)])
+        for message in await jobs.claim(100):
+            await message.release()
+        due = [n for n in range(40) if n % 4]
+        assert await values(jobs, 100) == due
+    assert (await jobs.stats()).delayed == 20
+
+
+@pytest.mark.every_server
 async def test_a_message_that_would_expire_before_its_moment_is_refused(jobs: Jobs) -> None:
     at = datetime.now(UTC) + timedelta(hours=1)
     with pytest.raises(delayq.BadDelay, match="ttl ends before the message is due"):

@@ -120,7 +120,7 @@ for id in pairs(in_use) do
 end
 -- The messages of a call are a quarter of a microsecond apart, so that they keep their order. Those
 -- without a delay begin so long before now that the last of them is not due later than now.
-local quarters, whole, first_moment = {[0] = '0', '1', '2', '3'}, nil, nil
+local quarters, whole, whole_of = {[0] = '0', '1', '2', '3'}, nil, nil
 local earlier = now - math.ceil(COUNT / 4)
 
 local reply, index, unique = {}, 0, {}
@@ -158,9 +158,8 @@ for at = FIRST, #ARGV, STRIDE do
     else
       local delay = moment_asked and 0 or tonumber(ARGV[at + WHEN])
       local moment, quarter = delay > 0 and now or earlier, index % 4
-      if quarter == 0 or moment ~= first_moment then
-        whole, first_moment = string.format('%.0f', moment + (index - quarter) / 4), moment
-      end
+      local base = moment + (index - quarter) / 4
+      if base ~= whole_of then whole, whole_of = string.format('%.0f', base), base end
       due, times = moment + index / 4 + delay, whole .. quarters[quarter] .. (delay > 0 and '+' .. ARGV[at + WHEN] or '')
     end
     size = size + 1

@@ -43,8 +43,8 @@ for at = FIRST, #ARGV, STRIDE do
   local id, when = ARGV[at + ID], ARGV[at + WHEN]
   local delay, moment, moment_text = tonumber(when), nil, nil
   if not delay then moment, moment_text = moment_in(when) end
-  local us = delay or moment
-  if not us or us < 0 or us > 9007199254740992000 then
+  local wait_or_moment = delay or moment
+  if not wait_or_moment or wait_or_moment < 0 or wait_or_moment > 9007199254740992000 then
     return redis.error_reply('DELAYQ_DELAY delay out of range')
   end
   local due, times = moment and due_at(moment, moment_text, waiting[0], earlier), nil
@@ -54,16 +54,15 @@ for at = FIRST, #ARGV, STRIDE do
     -- A moment that has passed is no delay.
     local waits = delay and delay > 0
     local since, quarter = waits and now or earlier, count % 4
-    if quarter == 0 or since ~= whole_of then
-      whole, whole_of = string.format('%.0f', since + (count - quarter) / 4), since
-    end
+    local base = since + (count - quarter) / 4
+    if base ~= whole_of then whole, whole_of = string.format('%.0f', base), base end
     due, times = since + count / 4 + (waits and delay or 0), whole .. quarters[quarter] .. (waits and '+' .. when or '')
   end
   if due < earliest then earliest = due end
   local even = 2 * count + 2
   count = count + 1
   names[count] = id
-  -- Text costs less than a number, which would become one.
+  -- A number would be turned into text, which costs more.
   scores[even - 1], scores[even] = due == moment and moment_text or due, id
   new_bodies[even - 1], new_bodies[even] = id, times .. ARGV[at + CONTENT]
 end

@@ -1,15 +1,18 @@
--- moments: the order of messages that are offered for one moment: that of their offers. Needs clock.
+-- moments: messages that are offered for one moment, which keep the order of their offers. Needs
+-- clock.
 --
 -- Keys:
 --   shared_moments  ZSET  moments for which several messages were offered, scored by the due time of
 --                         the last one, microseconds
 
--- Of this call: the due time of the last message for each moment; and the due times and the moments
--- that have several, to be written.
-local last_due, new_moments = {}, {}
--- Whether any moment has several messages, and by set, the last due time: what is later than that
--- needs no search. Nil until they are needed.
-local has_shared, last_scores = nil, {}
+-- The due time of the last message for each moment that this call has seen.
+local last_due = {}
+-- The due times and moments to write: of moments that have several messages.
+local new_moments = {}
+-- Whether any moment has several messages on the server; nil before the first look.
+local has_shared
+-- The last due time in each set: nothing later than that can be taken.
+local last_scores = {}
 
 -- Return whether a message in this set is due exactly at a moment.
 local function is_taken(moment, name, set)
@@ -39,13 +42,13 @@ local function due_at(moment, name, set, earlier)
   return due
 end
 
--- Return the times at the head of the body of such a message. Most were offered before their moment,
--- and are the only ones for it.
+-- Return the times at the head of the body of such a message.
 local now_text
 local function times_at(moment, due, now)
   if due == moment and moment > now then
+    -- Most messages, in a third of the time.
     now_text = now_text or string.format('%016.0f0+', now)
-    return now_text .. string.format('%d', moment - now)
+    return now_text .. string.format('%.0f', moment - now)
   end
   -- The moment may have passed just now.
   local enqueued = math.min(now, moment)
