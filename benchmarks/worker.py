@@ -85,7 +85,7 @@ async def by_loop(client: delayq.Client, messages: int) -> None:
 
 
 async def without_queue(client: delayq.Client, messages: int, seconds: float) -> None:
-    """Wait as often as those handlers do, in as many tasks, and leave the messages."""
+    """Wait as often as those handlers do, in as many tasks, without any message."""
     del client
     remaining = iter(range(messages))
 

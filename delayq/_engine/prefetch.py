@@ -15,10 +15,12 @@ Item = TypeVar("Item")
 MAX_MESSAGES = 100
 WITHIN = 0.05
 """How soon their handling should begin, in seconds."""
+ITERATIONS_TO_SEND = 2
+"""Iterations of the event loop until the task that makes a call has started, and has sent it."""
 # In smaller batches, handling takes so much time that the time spent fetching does not matter.
 _WORTH_FETCHING = 25
-# How many times larger the next batch may be. A loop that begins with one message has full batches
-# after three calls.
+# How many times larger the next batch may be. A loop begins with one message, and its third batch
+# is full.
 _GROWTH = 10
 # How many times slower than expected handling may become until messages go back.
 _SLOWDOWN = 4

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
-# Iterations of the event loop until the task that makes the call has started and has sent it.
-_ITERATIONS_TO_SEND = 2
-
 
 class Reader(Generic[Item]):
     """Reads items for one loop: those in hand, and those being fetched while it handles them.
@@ -76,7 +73,7 @@ class Reader(Generic[Item]):
                 if self._fetching is None and self._fetches_more(count, self._pace.batch):
                     self._fetching = dispatcher.join(self._pace.batch, 0, policy)
                     # A loop that never awaits would keep the call from being sent.
-                    for _ in range(_ITERATIONS_TO_SEND):
+                    for _ in range(prefetch.ITERATIONS_TO_SEND):
                         await asyncio.sleep(0)
                 ahead.ack_time, ahead.is_fetching = 0.0, self._fetching is not None
                 self._late_waited = 0.0

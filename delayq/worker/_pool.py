@@ -35,8 +35,6 @@ _REFUSED_FOR_GOOD = 5
 _YIELD_AFTER = 0.001
 # How long a cancelled handler has to give its message back, in seconds.
 _GIVE_BACK_WITHIN = 1.0
-# Iterations of the event loop until the task that claims has started, and has sent its call.
-_ITERATIONS_TO_SEND = 2
 # In a burst, how often an empty feed asks again while others are at work, in seconds.
 _EMPTY_FEED_INTERVAL = 0.05
 
@@ -294,11 +292,11 @@ class Pool:
             batches.expect(claim for _, claim in claimed[: len(claimed) - len(excess)])
         if excess:
             feed.port.give_back(excess)
-        # This concerns other feeds too: the slot that was reserved for this one may be free. If the
-        # next claim follows at once, it leaves before handlers begin, which may not wait for
-        # anything: so the server works at the same time.
+        # This concerns other feeds too: the slot that was reserved for this one may be free. A
+        # claim that follows at once leaves before handlers begin, because those that never wait
+        # would hold it up: so the server works at the same time.
         is_followed = len(claimed) >= requested and plan.room(feed, refill=True) > 0
-        self._wake_task_after(_ITERATIONS_TO_SEND if is_followed else 0)
+        self._wake_task_after(prefetch.ITERATIONS_TO_SEND if is_followed else 0)
         if feed.buffer:
             self._watch(feed)
         if self._burst:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from delayq import Limit, Offer
+from delayq._durations import datetime_at
 from delayq._engine.store import DUE_COUNTS, RECHECK
 from delayq._redisson import store as delayed
 from delayq._redisson.keys import DelayedKeys
@@ -410,6 +412,14 @@ def offer_to_group(at_moment: bool) -> Any:
     return prepare
 
 
+async def offer_for_shared_moments(at: Prepared) -> Any:
+    moment_us = 9 * 10**15
+    queue = at.client.reliable_queue(NAME)
+    await queue.offer_many([Offer(1, at=datetime_at(moment_us))] * 2)
+    moments = (moment_us, moment_us, moment_us + 1, moment_us + 1)
+    return [7, 1, *chain(*((f"new {n}", f"@{us}", b"\nvalue") for n, us in enumerate(moments)))]
+
+
 async def scheduled(at: Prepared) -> ReliableQueue[Any]:
     queue: ReliableQueue[Any] = at.client.reliable_queue(NAME, lease=3600)
     await queue.schedule("often", every=3600, value=1, priority=2, ttl=3600)
@@ -554,6 +564,7 @@ _CASES: list[tuple[Script, str, Any]] = [
         *(reliable.OFFER_NEW, ""),
         given(messages, 7, 1, "new", 0, b"\nvalue", "another", HOUR_US, b"\nvalue"),
     ),
+    (reliable.OFFER_NEW, "at", offer_for_shared_moments),
     (reliable.CLAIM, "hand out", given(messages, *CLAIM, 0, *REST)),
     (reliable.CLAIM, "new limits", limits_changed),
     (reliable.CLAIM, "die", given(messages, *CLAIM, 1, *REST)),
