@@ -212,13 +212,14 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
 ) -> None:
     async with delayq.connect(server.url) as client:
         queue: Orders = client.delayed_queue("orders")
-        await queue.offer_many([(i, 0) for i in range(10)])
+        await queue.offer_many([(i, 0) for i in range(20)])
         faults.fail(GIVE_BACK, fault)
+        # Batches of 1 and 10.
         await take_three(queue)
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert errors == [f"queue 'orders': 2 messages were taken and {words}: planned"]
+    assert errors == [f"queue 'orders': 8 messages were taken and {words}: planned"]
     async with delayq.connect(server.url) as client:
-        assert await client.delayed_queue("orders").ready.size() == (5 if fault == "unsent" else 7)
+        assert await client.delayed_queue("orders").ready.size() == (9 if fault == "unsent" else 17)
 
 
 async def test_an_offer_that_fails_is_stored_once(queue: Orders, faults: Faults) -> None:
