@@ -47,7 +47,7 @@ class Countdown:
 async def by_worker(
     client: delayq.Client, messages: int, concurrency: int, seconds: float = 0.0
 ) -> None:
-    """Handle messages with handlers that wait for so many seconds."""
+    """Handle messages with handlers that each wait for ``seconds``."""
     countdown = Countdown(messages)
     worker = delayq.Worker(client, concurrency=concurrency)
 

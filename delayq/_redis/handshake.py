@@ -35,7 +35,7 @@ _ADD_CERTIFICATE = (
 )
 # How long connecting may take before the greeting, seconds.
 _CONNECT_WITHIN = 5.0
-# What tells that a Unix socket has a full backlog.
+# The errors of a Unix socket whose backlog is full.
 _BACKLOG_IS_FULL = (errno.EAGAIN, errno.ENOTCONN)
 # After how long a handshake is doubted, seconds.
 _SOON = 1.0
@@ -51,8 +51,9 @@ _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "C
 class Opener:
     """Opens connections to one server, or to the master that Sentinels name.
 
-    Who is refused at first has a wrong address. Once a connection was open, the address is right,
-    and a refusal is the server's state: its certificate is replaced, say, or its users are read.
+    A refusal of the first connection means that the address is wrong. Once a connection was open,
+    the address is right, and a refusal is the server's state: its certificate is replaced, say, or
+    its users are read.
     """
 
     def __init__(self, address: Address | SentinelAddress, *, was_let_in: bool = False) -> None:

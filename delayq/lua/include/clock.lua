@@ -36,7 +36,7 @@ end
 
 -- Return the microseconds until the head of the sorted set is due: 0 if it is, -1 if there is none;
 -- and for how many it has been due. `unit` is the unit of its scores, microseconds. With `skipped`,
--- the head is the member behind so many.
+-- that is the number of members to leave out at the head.
 local function wait_us(set, now, unit, skipped)
   local head = redis.call('ZRANGE', set, skipped or 0, skipped or 0, 'WITHSCORES')
   if not head[2] then return -1, 0 end

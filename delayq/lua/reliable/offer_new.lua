@@ -51,7 +51,7 @@ for at = FIRST, #ARGV, STRIDE do
   if due then
     times = times_at(moment, due, now)
   else
-    -- A moment that has passed is no delay.
+    -- A moment that has passed counts as a delay of 0.
     local waits = delay and delay > 0
     local since, quarter = waits and now or earlier, count % 4
     local base = since + (count - quarter) / 4
